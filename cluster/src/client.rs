@@ -20,6 +20,9 @@ use crate::planner::{Cluster, Planner};
 use crate::recordings::Opened;
 use crate::tls::{Tls, TlsArgs, session};
 
+/// For so many pieces of what is decoded there is one of what is done with the rows of all.
+const PIECES_A_GROUP: usize = 4;
+
 /// How statements are divided.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DivideArgs {
@@ -73,7 +76,8 @@ pub(crate) async fn ask(
         opened,
     });
     let config = session(tls)
-        .with_target_partitions(divide.pieces.get())
+        // What is grouped and joined behind is of fewer rows: each further division costs a task and its files.
+        .with_target_partitions(divide.pieces.get().div_ceil(PIECES_A_GROUP))
         // An executor that asks for work takes one of its threads for a task, however many partitions that has.
         .set_usize(BALLISTA_SCHEDULER_MAX_PARTITIONS_PER_TASK, 1)
         .with_ballista_grpc_client_max_message_size(MESSAGE as usize);
@@ -83,7 +87,7 @@ pub(crate) async fn ask(
         .with_query_planner(Arc::new(Planner(cluster)))
         .build();
     let context = SessionContext::new_with_state(state);
-    let engine = Engine::within(context, &recordings, Pieces::Several)?;
+    let engine = Engine::within(context, &recordings, Pieces::Several(divide.pieces))?;
     cli::answer(statement, &engine).await?;
     Ok(cli::report(&recordings))
 }

@@ -67,8 +67,8 @@ impl Objects {
         }
     }
 
-    /// The file of an object, which is fetched if it has changed since or never was, together with what the recorder puts beside a recording: the
-    /// objects below its key with `.code/` behind. One of a catalogue is fetched with the code that it needs. To be called within a runtime, by a thread that may wait.
+    /// The file of an object, which is fetched if it has changed since or never was, together with what lies beside a recording: the
+    /// objects below its key with `.code/` behind, and the one with `.parts` behind. One of a catalogue is fetched with the code that it needs. To be called within a runtime, by a thread that may wait.
     ///
     /// # Errors
     /// When it cannot be fetched.
@@ -99,6 +99,13 @@ impl Objects {
             .try_collect()
             .await
             .map_err(failed)?;
+        // What `cofi sql --keep-parts` keeps beside it.
+        let parts = Key::parse(format!("{key}.parts")).map_err(|error| failed(error.into()))?;
+        match store.head(&parts).await {
+            Ok(parts) => beside.push(parts),
+            Err(object_store::Error::NotFound { .. }) => {}
+            Err(error) => return Err(failed(error)),
+        }
         beside.sort_by(|one, other| one.location.cmp(&other.location));
         // A folder for each state of all of them, so that a file never changes under who reads it.
         let mut state = DefaultHasher::new();

@@ -72,6 +72,8 @@ pub(crate) struct Known {
     contents: u32,
     /// Which files of code it has.
     code: u32,
+    /// What is kept beside it, if that was used for planning.
+    kept: Option<u32>,
 }
 
 /// So many bytes at each end of a stream tell it from others.
@@ -191,13 +193,17 @@ impl Opened {
                 absolute.to_string_lossy().into_owned()
             }
         };
-        let recording = Arc::new(self.open(name, &place, input)?);
+        let mut recording = self.open(name, &place, input)?;
+        // Most often there is none, and one that is of no use is as good as none.
+        let _ = recording.take_kept();
+        let recording = Arc::new(recording);
         let known = Known {
             name: name.to_owned(),
             place,
             input: input.clone(),
             contents: contents_of(&recording),
             code: code_of(&recording),
+            kept: recording.kept_sum(),
         };
         Ok((known, recording))
     }
@@ -216,13 +222,19 @@ impl Opened {
         }
         // It is another one than before, or is to be read in another way.
         *slot = None;
-        let recording = self.open(&known.name, &known.place, &known.input)?;
+        let mut recording = self.open(&known.name, &known.place, &known.input)?;
         let place = || known.place.clone();
         if contents_of(&recording) != known.contents {
             return Err(RecordingError::Other { place: place() });
         }
         if code_of(&recording) != known.code {
             return Err(RecordingError::OtherCode { place: place() });
+        }
+        // What is not the same here is not needed: more is decoded then.
+        if known.kept.is_some()
+            && (recording.take_kept().is_err() || recording.kept_sum() != known.kept)
+        {
+            recording.forget_kept();
         }
         let recording = Arc::new(recording);
         *slot = Some((known.clone(), recording.clone()));
@@ -267,6 +279,13 @@ mod tests {
         assert_eq!(first.name(), found.name());
         let again = opened.get(&known).expect("it is there still");
         assert!(Arc::ptr_eq(&first, &again));
+        // What was kept where the statement was planned and is not here is not needed.
+        let kept = Known {
+            kept: Some(5),
+            ..known.clone()
+        };
+        let found = opened.get(&kept).expect("it is opened anew");
+        assert!(!Arc::ptr_eq(&first, &found) && found.kept_sum().is_none());
         let other_code = Known {
             code: !known.code,
             ..known.clone()

@@ -5,17 +5,17 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt64Array};
+use arrow::array::{Array, ArrayRef, AsArray, ListArray, RecordBatch, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
 use cofi_packet::StreamOffset;
 use cofi_sql::Recording;
-use cofi_sql::table::Unit;
+use cofi_sql::table::{Pick, Unit};
 use datafusion::common::{Result, exec_err};
 use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::physical_plan::ExecutionPlan;
 
-/// The columns: which recording, which stream of it (NULL: all), from where to where it is decoded, of which packets the rows are, and how many parts
-/// of the stream these are.
+/// The columns of numbers: which recording, which stream of it (NULL: all), from where to where it is decoded, of which packets the rows are, and how many
+/// parts of the stream these are.
 const COLUMNS: [&str; 7] = [
     "recording",
     "stream",
@@ -26,19 +26,25 @@ const COLUMNS: [&str; 7] = [
     "parts",
 ];
 
+/// The last column: what of the range is decoded, if that is not all. Of each pick its range and that of its rows.
+const PICKS: &str = "picks";
+
 fn schema() -> SchemaRef {
     let fields = COLUMNS.map(|name| Field::new(name, DataType::UInt64, name == "stream"));
-    Arc::new(Schema::new(fields.to_vec()))
+    let number = Field::new_list_field(DataType::UInt64, true);
+    let picks = Field::new_list(PICKS, number, true);
+    Arc::new(Schema::new([&fields[..], &[picks]].concat()))
 }
 
 /// A unit whose recording has a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Split {
     pub(crate) recording: usize,
     stream: Option<u64>,
     range: (u64, u64),
     rows: (u64, u64),
     parts: u64,
+    picks: Option<Vec<[u64; 4]>>,
 }
 
 impl Split {
@@ -49,6 +55,12 @@ impl Split {
             range: (unit.range.start.0, unit.range.end.0),
             rows: (unit.rows.start.0, unit.rows.end.0),
             parts: unit.parts as u64,
+            picks: unit.picks.as_deref().map(|picks| {
+                let numbers = |Pick { range, rows }: &Pick| {
+                    [range.start, range.end, rows.start, rows.end].map(|offset| offset.0)
+                };
+                picks.iter().map(numbers).collect()
+            }),
         }
     }
 
@@ -61,8 +73,13 @@ impl Split {
             range: range(self.range),
             rows: range(self.rows),
             parts: self.parts as usize,
-            // Each executor would have to have what is kept beside the recording.
-            picks: None,
+            picks: self.picks.as_ref().map(|picks| {
+                let pick = |[start, end, first, last]: &[u64; 4]| Pick {
+                    range: range((*start, *end)),
+                    rows: range((*first, *last)),
+                };
+                picks.iter().map(pick).collect()
+            }),
         }
     }
 }
@@ -82,6 +99,12 @@ pub(crate) fn leaf(partitions: &[Vec<Split>]) -> Result<Arc<dyn ExecutionPlan>> 
             of(|split| split.rows.0),
             of(|split| split.rows.1),
             of(|split| split.parts),
+            Arc::new(ListArray::from_iter_primitive::<UInt64Type, _, _>(
+                splits.iter().map(|split| {
+                    let numbers = split.picks.as_ref()?.iter().flatten();
+                    Some(numbers.copied().map(Some).collect::<Vec<_>>())
+                }),
+            )),
         ];
         Ok(vec![RecordBatch::try_new(schema(), columns)?])
     });
@@ -95,6 +118,7 @@ pub(crate) fn splits_of(batch: &RecordBatch) -> Result<Vec<Split>> {
         return exec_err!("these are no splits: {}", batch.schema());
     }
     let column = |at: usize| batch.column(at).as_primitive::<UInt64Type>();
+    let picks = batch.column(COLUMNS.len()).as_list::<i32>();
     let splits = (0..batch.num_rows()).map(|row| {
         let value = |at: usize| column(at).value(row);
         Split {
@@ -103,6 +127,11 @@ pub(crate) fn splits_of(batch: &RecordBatch) -> Result<Vec<Split>> {
             range: (value(2), value(3)),
             rows: (value(4), value(5)),
             parts: value(6),
+            picks: picks.is_valid(row).then(|| {
+                let numbers = picks.value(row);
+                let numbers = numbers.as_primitive::<UInt64Type>().values();
+                numbers.as_chunks::<4>().0.to_vec()
+            }),
         }
     });
     Ok(splits.collect())
@@ -122,6 +151,11 @@ mod tests {
             range: (7, u64::MAX),
             rows: (9, 11),
             parts: 3,
+            picks: match recording {
+                1 => Some(vec![[1, 2, 3, 4], [5, 6, 7, u64::MAX]]),
+                2 => Some(vec![]),
+                _ => None,
+            },
         };
         let partitions = [
             vec![split(0, None), split(1, Some(4))],

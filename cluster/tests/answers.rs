@@ -2,10 +2,13 @@
 
 mod common;
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Cluster, Recorded, asked_here, assert_equal, assert_same, rows_of};
+use cofi_sql::{OpenOptions, Recording};
+
+use common::{Cluster, Recorded, asked_here, assert_equal, assert_same, damage, rows_of};
 
 /// With conditions, joins, aggregates, windows, subqueries, sets and functions of single values; in any order.
 const STATEMENTS: &[&str] = &[
@@ -86,8 +89,46 @@ fn a_cluster_answers_as_one_machine_does() {
     let cluster = Cluster::start(2, &[], &[]);
     compare(&cluster, &[&recorded.whole, &recorded.damaged, &long]);
     wrong_statements(&cluster, &recorded.whole);
+    what_is_kept(&cluster, &recorded);
     drop(cluster);
     a_killed_executor(&recorded.of("longer.data", "29"));
+}
+
+/// What is kept beside recordings leaves out parts, and the rows are the same.
+fn what_is_kept(cluster: &Cluster, recorded: &Recorded) {
+    let statements = [
+        "SELECT * FROM calls WHERE function = 'compare'",
+        "SELECT * FROM calls WHERE function IN ('other', 'handler')",
+        "SELECT * FROM blocks() WHERE function = 'compare'",
+        "SELECT recording, tid, ip, stream_offset, seq, tsc FROM instructions() WHERE function IN ('other', 'main')",
+        "SELECT function, count(*) AS n, sum(seq) AS seq, sum(tsc) AS tsc FROM instructions() WHERE function IN ('fibonacci', 'main') GROUP BY function",
+    ];
+    let file = &*recorded.of("kept.data", "24");
+    for is_damaged in [false, true] {
+        if is_damaged {
+            std::fs::remove_file(file.with_extension("data.parts")).expect("removed");
+            damage(file, 500, &[0xff; 24]);
+        }
+        let wanted: Vec<_> = statements.map(|it| asked_here(&[file], it)).into();
+        let skipped = |statement| {
+            let plan = format!(
+                "{:?}",
+                cluster.asked(&[file], &format!("EXPLAIN {statement}"))
+            );
+            let (_, rest) = plan.split_once("skipped=").expect("a scan");
+            let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
+            digits
+                .and_then(|digits| digits.parse::<usize>().ok())
+                .expect("a number")
+        };
+        assert_eq!(skipped(statements[0]), 0);
+        let mut recording = Recording::open(file, &OpenOptions::default()).expect("a recording");
+        recording.keep(NonZeroUsize::MIN).expect("it is kept");
+        for (statement, wanted) in statements.iter().zip(&wanted) {
+            assert_same(&cluster.asked(&[file], statement), wanted);
+        }
+        assert!(skipped(statements[0]) > 0 && skipped(statements[2]) > 0);
+    }
 }
 
 /// What is wrong is said, by the client, in a sentence.

@@ -7,13 +7,14 @@ use arrow::array::{Array, ArrayRef, AsArray, StringBuilder, UInt64Builder};
 use arrow::datatypes::{DataType, UInt64Type};
 use datafusion::common::{Result, exec_err, plan_err};
 use datafusion::dataframe::DataFrame;
-use datafusion::execution::DiskManager;
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::execution::{DiskManager, SessionStateBuilder};
 use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Volatility, create_udf};
 use datafusion::prelude::{SQLOptions, SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 
+use crate::divide;
 use crate::functions::{self, Function};
 use crate::recording::Recording;
 use crate::scan::{Pieces, Provider};
@@ -70,7 +71,13 @@ impl Engine {
         let share = options.memory / (16 * config.target_partitions());
         let reserved = share.min(config.options().execution.sort_spill_reservation_bytes);
         let config = config.with_sort_spill_reservation_bytes(reserved);
-        let context = SessionContext::new_with_config_rt(config, runtime.build_arc()?);
+        let state = SessionStateBuilder::new()
+            .with_config(config)
+            .with_runtime_env(runtime.build_arc()?)
+            .with_default_features()
+            .with_physical_optimizer_rules(divide::rules())
+            .build();
+        let context = SessionContext::new_with_state(state);
         Self::within(context, recordings, Pieces::One)
     }
 

@@ -19,6 +19,7 @@
 
 pub mod cli;
 pub mod columns;
+mod divide;
 mod engine;
 mod export;
 pub mod functions;

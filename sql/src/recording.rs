@@ -260,11 +260,14 @@ impl Recording {
     }
 
     /// The parts of a stream that can be decoded apart.
-    pub(crate) fn parts(&self, stream: usize) -> &StreamParts {
+    pub(crate) fn parts(&self, index: usize) -> &StreamParts {
         static NONE: StreamParts = StreamParts::none();
         let session = self.session();
-        match (self.parts.get(stream), session.streams().get(stream)) {
-            (Some(parts), Some(stream)) => parts.get_or_init(|| StreamParts::of(session, stream)),
+        match (self.parts.get(index), session.streams().get(index)) {
+            (Some(parts), Some(stream)) => parts.get_or_init(|| {
+                let kept = self.kept().and_then(|kept| kept.stream(index));
+                StreamParts::of(session, stream, kept.map(kept::KeptStream::times))
+            }),
             _ => &NONE,
         }
     }
@@ -302,10 +305,21 @@ impl Recording {
         if self.take_kept().is_ok() {
             return Ok(());
         }
-        let kept = kept::Kept::build(self.session(), threads);
+        let mut kept = kept::Kept::build(self.session(), threads);
         let saved = kept.save(&kept::path_beside(&self.file), &self.belonging());
         self.kept = Some(kept);
         saved
+    }
+
+    /// A sum over what is kept beside it, if that was taken.
+    #[must_use]
+    pub fn kept_sum(&self) -> Option<u32> {
+        self.kept.as_ref().map(kept::Kept::sum)
+    }
+
+    /// As if nothing were kept beside it.
+    pub fn forget_kept(&mut self) {
+        self.kept = None;
     }
 
     /// What is kept beside it, if that was taken.

@@ -39,8 +39,8 @@ pub enum Pieces {
     /// In one: rows come in the order of the stream.
     #[default]
     One,
-    /// In several, where the rows are the same: for who has several machines.
-    Several,
+    /// In so many together with others, where the rows are the same: for who has several machines.
+    Several(NonZeroUsize),
 }
 
 /// A table over recordings.
@@ -110,9 +110,11 @@ impl TableProvider for Provider {
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let mut units = self.units(&Limits::of(filters));
-        let processors = state.config().target_partitions();
-        if self.pieces == Pieces::Several {
-            units.list = cut(self.table.as_ref(), units.list, processors);
+        let mut processors = state.config().target_partitions();
+        if let Pieces::Several(pieces) = self.pieces {
+            processors = pieces.get();
+            let table = self.table.as_ref();
+            units.list = cut(units.list, processors, |unit, share| table.cut(unit, share));
         }
         let partitions = processors.min(units.list.len()).max(1);
         let wanted = match projection {
@@ -135,14 +137,14 @@ impl TableProvider for Provider {
     }
 }
 
-/// Cuts units into about so many pieces, as far as the table can be cut: each into as many as it has of all that is decoded.
-fn cut(table: &dyn Table, units: Vec<Unit>, pieces: usize) -> Vec<Unit> {
+/// Cuts units into about so many pieces, as far as they can be cut: each into as many as it has of all that is decoded.
+fn cut(units: Vec<Unit>, pieces: usize, cut: impl Fn(Unit, usize) -> Vec<Unit>) -> Vec<Unit> {
     let all: usize = units.iter().map(|unit| unit.parts).sum();
-    let cut = units.into_iter().flat_map(|unit| {
+    let pieces = units.into_iter().flat_map(|unit| {
         let share = (pieces * unit.parts).div_ceil(all.max(1));
-        table.cut(unit, share)
+        cut(unit, share)
     });
-    cut.collect()
+    pieces.collect()
 }
 
 /// What is put out of units: rows of a table, with some of its columns.
@@ -304,6 +306,27 @@ impl Scan {
         }
     }
 
+    /// The same by so many threads, whose rows come in no order; none if it cannot be divided any more.
+    pub(crate) fn divided(&self, threads: usize) -> Option<Self> {
+        // Who wants only the first rows is not to wait for those of other pieces.
+        if self.rows.limit.is_some() {
+            return None;
+        }
+        let table = self.rows.table();
+        // No more pieces than threads: where something is missing, one may have to be decoded from the beginning of its stream.
+        let list = cut(self.units.to_vec(), threads, |unit, share| {
+            table.cut_here(unit, share)
+        });
+        if list.len() == self.units.len() {
+            return None;
+        }
+        let partitions = threads.min(list.len());
+        let skipped = self.skipped;
+        let units = Units { list, skipped };
+        let rows = self.rows.clone();
+        Some(Self::new(rows, units, partitions, NonZeroUsize::MIN))
+    }
+
     /// What it puts out.
     #[must_use]
     pub const fn rows(&self) -> &RowsOf {
@@ -329,8 +352,9 @@ impl DisplayAs for Scan {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "CofiScan: {}, parts={}, skipped={}",
+            "CofiScan: {}, pieces={}, parts={}, skipped={}",
             self.rows,
+            self.units.len(),
             self.units.iter().map(|unit| unit.parts).sum::<usize>(),
             self.skipped,
         )

@@ -36,6 +36,11 @@ pub trait Table: Debug + Send + Sync {
     fn cut(&self, unit: Unit, _pieces: usize) -> Vec<Unit> {
         vec![unit]
     }
+
+    /// The same for who has several threads: what is kept beside the recording is at hand, and may be needed.
+    fn cut_here(&self, unit: Unit, pieces: usize) -> Vec<Unit> {
+        self.cut(unit, pieces)
+    }
 }
 
 /// A part of a recording that is gone through in one go.
@@ -51,7 +56,7 @@ pub struct Unit {
     pub rows: Range<StreamOffset>,
     /// How many parts that can be decoded apart it has.
     pub parts: usize,
-    /// If not all of its range is decoded, what of it is. (Units that go to other machines have none.)
+    /// If not all of its range is decoded, what of it is.
     pub picks: Option<Arc<[Pick]>>,
 }
 

@@ -94,6 +94,13 @@ const BLOCKS: &str = "SELECT tid, stream_offset / 64 AS place, function, class, 
     sum(instructions) AS instructions, sum(tsc) AS tsc, sum(stream_offset) AS bytes FROM blocks() WHERE";
 const BY: &str = "GROUP BY 1, 2, 3, 4";
 
+/// What has no condition on code: the times of parts are kept, and calls are followed by several threads from calls on that are kept.
+const WHOLE: [&str; 2] = [
+    "SELECT * FROM slices",
+    "SELECT tid, pid, era, call, parent, depth, function, file, address, ip, from_ip, kind, ended_by, begin_tsc, end_tsc, begin_ns, end_ns, instructions,
+       self_instructions, cycles, stack, count(*) AS n FROM calls GROUP BY ALL",
+];
+
 /// Conditions that leave out parts, each with one that says the same of a value that is worked out, which leaves out nothing.
 fn conditions(file: &Path) -> Vec<[String; 2]> {
     let mut all = Vec::new();
@@ -144,6 +151,7 @@ fn compare(file: &Path) {
     for statement in statements(1) {
         wanted.push(asked(&[file], &statement));
     }
+    let whole = WHOLE.map(|statement| asked(&[file], statement));
     let mut compared = 0;
     for (statement, wanted) in statements(0).iter().zip(&wanted) {
         let told = asked_keeping(file, statement);
@@ -155,6 +163,9 @@ fn compare(file: &Path) {
         }
     }
     assert!(compared >= 18, "{compared}");
+    for (statement, wanted) in WHOLE.iter().zip(&whole) {
+        assert_same(&asked(&[file], statement), wanted);
+    }
     assert!(kept(file).exists());
     std::fs::remove_file(kept(file)).expect("removed");
 }
@@ -233,6 +244,53 @@ fn few_parts_are_decoded() {
         let (decoded, skipped) = counted(&file, &some);
         assert!(decoded < parts / 2 && decoded + skipped == parts, "{some}");
     }
+}
+
+/// Nothing is read of what is left out: whatever stands there, the times of what comes behind it are the same.
+#[test]
+fn what_is_left_out_is_not_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = recorded(folder.path());
+    let bounds = "SELECT max(end_ns) - 1000 AS a FROM slices";
+    let from = &asked(&[&file], bounds)[0]["a"];
+    let statements = [
+        "SELECT * FROM calls WHERE function = 'away'".to_owned(),
+        format!("SELECT count(*), sum(seq) FROM blocks(NULL, NULL, {from})"),
+    ];
+    let wanted: Vec<_> = statements
+        .iter()
+        .map(|it| asked_keeping(&file, it))
+        .collect();
+    assert!(!wanted[0].is_empty(), "{wanted:?}");
+    // A TSC packet of a time to come, after which the time stands still.
+    damage(&file, 213, &[0x19, 0, 0, 0, 0, 0, 0, 0x7f]);
+    for (statement, wanted) in statements.iter().zip(&wanted) {
+        assert_same(&asked(&[&file], statement), wanted);
+    }
+    std::fs::remove_file(kept(&file)).expect("removed");
+    assert_ne!(asked(&[&file], &statements[0]), wanted[0]);
+}
+
+/// By several threads: each follows the calls of parts that are the others' neighbours.
+#[test]
+fn calls_are_divided() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = recorded(folder.path());
+    let pieces = || {
+        let explained = "EXPLAIN SELECT function, count(*) FROM calls GROUP BY function";
+        let threads = ["sql", "--csv", "--threads", "3"];
+        let output = cofi_sql(&threads, &[&file], explained);
+        let plan = String::from_utf8(output.stdout).expect("UTF-8");
+        let (_, rest) = plan.split_once("pieces=").expect("a scan");
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
+        digits
+            .and_then(|digits| digits.parse::<usize>().ok())
+            .expect("a number")
+    };
+    // Two threads of the program.
+    assert_eq!(pieces(), 2);
+    asked_keeping(&file, "SELECT count(*) FROM calls");
+    assert!(pieces() > 4, "{}", pieces());
 }
 
 /// What is damaged, of another recording or of other code is not used, and made anew if that is asked for.

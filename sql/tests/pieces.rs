@@ -2,23 +2,43 @@
 
 mod common;
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
 use cofi_sql::scan::Pieces;
-use cofi_sql::{Engine, Form, OpenOptions, Recording, write};
+use cofi_sql::{Engine, EngineOptions, Form, OpenOptions, Recording, write};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 use common::{Recorded, Row, assert_same, damage, rows};
 
 /// In so many pieces, at most.
-const PIECES: usize = 11;
+const PIECES: NonZeroUsize = NonZeroUsize::new(11).expect("not zero");
 
 /// The rows of a statement, decoded in one piece or in several.
 fn asked(recordings: &[Arc<Recording>], statement: &str, pieces: Pieces) -> Vec<Row> {
-    let config = SessionConfig::new().with_target_partitions(PIECES);
+    let config = SessionConfig::new().with_target_partitions(PIECES.get());
     let context = SessionContext::new_with_config(config);
-    let engine = Engine::within(context, recordings, pieces).expect("an engine");
+    rows_of(
+        &Engine::within(context, recordings, pieces).expect("an engine"),
+        statement,
+    )
+}
+
+/// The same, decoded by several threads.
+fn asked_by_threads(recordings: &[Arc<Recording>], statement: &str) -> Vec<Row> {
+    let options = EngineOptions {
+        threads: Some(PIECES.get()),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::new(recordings, &options).expect("an engine");
+    let plan = rows_of(&engine, &format!("EXPLAIN {statement}"));
+    // There are two streams.
+    assert!(!format!("{plan:?}").contains("pieces=2,"), "{plan:?}");
+    rows_of(&engine, statement)
+}
+
+fn rows_of(engine: &Engine, statement: &str) -> Vec<Row> {
     let runtime = tokio::runtime::Builder::new_multi_thread().build();
     let mut out = Vec::new();
     runtime.expect("threads").block_on(async {
@@ -42,8 +62,9 @@ fn compare(file: &Path) {
            sum(tsc) AS tsc, sum(stream_offset) AS bytes FROM packets() GROUP BY 1, 2, 3, 4",
     ] {
         let wanted = asked(&recordings, statement, Pieces::One);
-        let told = asked(&recordings, statement, Pieces::Several);
+        let told = asked(&recordings, statement, Pieces::Several(PIECES));
         assert_same(&told, &wanted);
+        assert_same(&asked_by_threads(&recordings, statement), &wanted);
     }
 }
 

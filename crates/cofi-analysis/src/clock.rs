@@ -4,6 +4,7 @@ use cofi_flow::{FlowConfig, RtitTime, TimeJump, TimeTracker, TraceFormat};
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::{Mode, Rtit};
 use cofi_packet::{Format, MAX_PACKET, StreamOffset, Tsc, intel, rtit};
+use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
 /// Takes the packets of a stream one after the other, and follows the time that they tell.
@@ -27,7 +28,7 @@ enum Reader<'s> {
 }
 
 /// Of which of the packets that tell no time one was taken: another one tells nothing more, as long as no others come between.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Quiet {
     /// A CYC that stands before a TNT was made for it.
     tnt: bool,
@@ -92,6 +93,14 @@ impl Quiet {
     }
 }
 
+/// What is known of the time where the next packet of a stream of Intel PT begins.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedTime {
+    offset: StreamOffset,
+    tracker: TimeTracker,
+    quiet: Quiet,
+}
+
 /// So many bytes at most are read ahead of what was asked for.
 const AHEAD: u64 = 1 << 12;
 
@@ -123,6 +132,41 @@ impl<'s> TimedPackets<'s> {
                 tracker: RtitTime::new(config),
             },
         })
+    }
+
+    /// All that is known where the next packet begins, if it is no more than what can be kept: not of RTIT, nor in a block of PEBS records.
+    pub(crate) fn saved(&self) -> Option<SavedTime> {
+        match &self.0 {
+            Reader::Pt {
+                packets,
+                tracker,
+                quiet,
+                ..
+            } if packets.context() == Default::default() => Some(SavedTime {
+                offset: packets.offset(),
+                tracker: tracker.clone(),
+                quiet: *quiet,
+            }),
+            _ => None,
+        }
+    }
+
+    /// As it was when it was saved, in the same stream. None if it cannot have been.
+    pub(crate) fn restored(
+        bytes: &'s [u8],
+        saved: &SavedTime,
+        config: &FlowConfig,
+    ) -> Option<Self> {
+        let is_pt = config.format == TraceFormat::IntelPt;
+        if !is_pt || saved.offset.0 > bytes.len() as u64 {
+            return None;
+        }
+        Some(Self(Reader::Pt {
+            bytes,
+            packets: intel::Packets::starting_at(bytes, saved.offset),
+            tracker: saved.tracker.clone().restored(config)?,
+            quiet: saved.quiet,
+        }))
     }
 
     /// Where the next packet begins.
@@ -418,6 +462,9 @@ mod tests {
                     "{at:?}"
                 );
                 is_told |= some.cycles() > 0;
+                // Whoever goes on from what was saved knows the same.
+                let saved = some.saved().expect("it is of Intel PT");
+                some = TimedPackets::restored(&bytes, &saved, &config).expect("it is sound");
             }
         }
         assert!(is_told);

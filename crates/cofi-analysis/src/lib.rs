@@ -34,7 +34,7 @@ pub use calls::{
     BriefCall, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart,
     CallParts, CallStates, CallTracer, CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left,
     LocalCall, LocalSum, LocalVisitor, OpenCall, PartMark, PartVisitor, RanBlock, RanPath,
-    StreamClock, StretchPlace, TracedPart, Unfit,
+    SavedClock, StreamClock, StretchPlace, TracedPart, Unfit,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};

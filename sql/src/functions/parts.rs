@@ -1,7 +1,8 @@
 //! The parts of a stream that are decoded apart, with the times that they may have.
 //!
 //! A stream is cut at PSBs, always at the same ones, so that a row is the same whatever else is decoded: its time is what packets tell from the
-//! beginning of its part on. To know which parts may hold a time, their timing packets are read once (and no code), and what they tell is kept.
+//! beginning of its part on. To know which parts may hold a time, their timing packets are read once (and no code), and what they tell is kept:
+//! in memory, and beside the recording if anything is.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -10,7 +11,9 @@ use cofi_flow::{FlowConfig, TraceFormat};
 use cofi_packet::intel::Packets;
 use cofi_packet::{StreamOffset, Tsc};
 use cofi_session::{Session, Stream};
+use serde::{Deserialize, Serialize};
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::kept::is_about_code;
@@ -23,7 +26,7 @@ const LEAST: usize = 4 << 10;
 const MOST_PARTS: usize = 4096;
 
 /// From which time to which the rows of a part are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Times {
     /// No packet tells the time.
     None,
@@ -37,6 +40,47 @@ enum Times {
 pub(crate) fn part_size(stream: &Stream<'_>) -> NonZeroUsize {
     let size = (stream.len() / MOST_PARTS).max(LEAST);
     NonZeroUsize::new(size).unwrap_or(NonZeroUsize::MIN)
+}
+
+/// The times of a stream's parts, as they are kept in a file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PartTimes {
+    starts: Vec<u64>,
+    times: Vec<Times>,
+}
+
+impl PartTimes {
+    /// Reads the timing packets of a stream, by so many threads.
+    pub(crate) fn read(session: &Session<'_>, stream: &Stream<'_>, threads: NonZeroUsize) -> Self {
+        let parts = StreamParts::of(session, stream, None);
+        let config = session.flow_config();
+        let next = AtomicUsize::new(0);
+        let read = || {
+            let mut told = Vec::new();
+            loop {
+                let part = next.fetch_add(1, Ordering::Relaxed);
+                if part >= parts.count() {
+                    return told;
+                }
+                told.push((part, times_of(stream.bytes(), parts.range(part), &config)));
+            }
+        };
+        // A part of which nothing was told is one that may hold any time.
+        let mut times = vec![Times::Any; parts.count()];
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads.get()).map(|_| scope.spawn(read)).collect();
+            let others = others.into_iter().filter_map(|other| other.join().ok());
+            for (part, told) in std::iter::once(read()).chain(others).flatten() {
+                if let Some(times) = times.get_mut(part) {
+                    *times = told;
+                }
+            }
+        });
+        Self {
+            starts: parts.starts.iter().map(|start| start.0).collect(),
+            times,
+        }
+    }
 }
 
 /// The parts of a stream.
@@ -56,7 +100,8 @@ impl StreamParts {
         }
     }
 
-    pub(crate) fn of(session: &Session<'_>, stream: &Stream<'_>) -> Self {
+    /// Those of a stream, with what is kept of their times.
+    pub(crate) fn of(session: &Session<'_>, stream: &Stream<'_>, kept: Option<&PartTimes>) -> Self {
         // What a processor's stream is about follows from what stands before.
         let starts = match stream.key().cpu() {
             None => {
@@ -65,10 +110,16 @@ impl StreamParts {
             }
             Some(_) => vec![StreamOffset(0)],
         };
-        Self {
-            starts,
-            times: OnceLock::new(),
+        let is_same = |kept: &&PartTimes| {
+            kept.times.len() == starts.len()
+                && kept.starts.iter().eq(starts.iter().map(|start| &start.0))
+        };
+        let times = OnceLock::new();
+        if let Some(kept) = kept.filter(is_same) {
+            // (There is nothing in it yet.)
+            let _ = times.set(kept.times.clone());
         }
+        Self { starts, times }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -251,11 +302,39 @@ const LEAST_PIECE: usize = 8;
 /// is true behind it does not depend on what stood before, if nothing is missing in it either.
 const LEAD: usize = 2;
 
+/// Units of what is picked, for each group one.
+pub(crate) fn grouped(unit: &Unit, groups: Vec<Vec<Pick>>) -> Vec<Unit> {
+    let index = unit.stream.unwrap_or_default();
+    let parts = unit.recording.parts(index);
+    let mut units: Vec<Unit> = Vec::new();
+    let mut counted = StreamOffset(0);
+    for picks in groups {
+        for mut grouped in picked(unit, picks, parts).list {
+            // What stands before a group may be of the one before, where it was counted.
+            grouped.parts = 0;
+            for pick in grouped.picks.iter().flat_map(|picks| picks.iter()) {
+                let start = pick.range.start.max(counted);
+                grouped.parts += parts.count_in(&(start..pick.range.end));
+                counted = pick.range.end;
+            }
+            units.push(grouped);
+        }
+    }
+    units
+}
+
 /// Cuts what is decoded of a stream into pieces, each of which begins with a part.
 pub(super) fn cut(unit: Unit, pieces: usize) -> Vec<Unit> {
-    let Some(index) = unit.stream.filter(|_| unit.picks.is_none()) else {
+    let Some(index) = unit.stream else {
         return vec![unit];
     };
+    if let Some(picks) = &unit.picks {
+        let kept = unit.recording.kept();
+        return match kept.and_then(|kept| kept.stream(index)) {
+            Some(kept) => grouped(&unit, kept.divide_code(picks, pieces)),
+            None => vec![unit],
+        };
+    }
     let parts = unit.recording.parts(index);
     let first = parts.part_at(unit.range.start);
     let pieces = pieces.min(unit.parts / LEAST_PIECE).max(1);

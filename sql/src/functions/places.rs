@@ -23,14 +23,16 @@ impl<'s> Places<'s> {
     /// So many places are remembered.
     const MOST: usize = 1 << 18;
 
-    /// The code that is in place now.
-    pub(crate) fn look_at(&mut self, view: &ImageView<'s>) {
+    /// The code that is in place now. Whether numbers mean something else from here on.
+    pub(crate) fn look_at(&mut self, view: &ImageView<'s>) -> bool {
         let is_same = |known: &ImageView<'_>| known.state() == view.state();
         if self.list.len() >= Self::MOST || !self.view.as_ref().is_some_and(is_same) {
             self.list.clear();
             self.known.clear();
             self.view = Some(view.clone());
+            return true;
         }
+        false
     }
 
     /// The number of what is at an address of the code looked at.

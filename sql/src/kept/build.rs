@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use super::ranges::Packed;
 use super::{Chunk, Entry, Kept, KeptStream, Named};
-use crate::functions::part_size;
+use crate::functions::{PartTimes, part_size};
 
 /// For so many bytes of packets one range of addresses is kept, if there are as many: so what is kept is small beside the packets.
 const BYTES_A_RANGE: usize = 64;
@@ -37,6 +37,7 @@ impl Kept {
             streams: streams
                 .map(|stream| KeptStream::build(session, stream, threads))
                 .collect(),
+            sum: 0,
         }
     }
 }
@@ -66,10 +67,15 @@ impl KeptStream {
                 code: Packed::default(),
                 places: Packed::default(),
                 left: Packed::default(),
-                state: states.push(&tracer).map(|state| state as u32),
+                state: None,
+                clock: None,
                 era: gather.era_number(),
                 is_sure: false,
             };
+            if let Some(state) = states.push(&tracer) {
+                chunk.state = Some(state as u32);
+                chunk.clock = tracer.saved_clock();
+            }
             let mut flow = session.decode_within(stream, found.range.clone());
             while tracer.follow(&mut flow, &mut gather) {}
             let end = found.range.end.0.min(stream.len() as u64);
@@ -86,6 +92,7 @@ impl KeptStream {
             entries: gather.entries,
             dictionary: tracer.dictionary(),
             states,
+            times: PartTimes::read(session, stream, threads),
             deeper: gather.deeper,
         }
     }

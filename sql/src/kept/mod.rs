@@ -1,7 +1,8 @@
 //! What is kept of a recording beside it, so that a condition on functions or addresses leaves out the parts of streams that hold nothing of them.
 //!
 //! A part that can be decoded apart is here a *chunk*, as [`cofi_analysis::survey`] finds them: what is decoded of it alone is what is decoded of it within
-//! the whole stream. Of each chunk there is which code ran, which functions' calls were left, and which calls were open at its beginning.
+//! the whole stream. Of each chunk there is which code ran, which functions' calls were left, which calls were open at its beginning, and what was known of the
+//! time there: so nothing that is left out has to be read.
 
 mod build;
 mod ranges;
@@ -9,12 +10,13 @@ mod store;
 
 use std::ops::{Range, RangeInclusive};
 
-use cofi_analysis::{CallDictionary, CallStates};
+use cofi_analysis::{CallDictionary, CallStates, SavedClock};
 use cofi_packet::StreamOffset;
 use serde::{Deserialize, Serialize};
 
+use crate::functions::PartTimes;
 use crate::limits::Limits;
-use crate::table::Pick;
+use crate::table::{Pick, WHOLE};
 use ranges::Packed;
 
 pub use store::KeptError;
@@ -24,6 +26,9 @@ pub(crate) use store::{Belonging, path_beside};
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
     streams: Vec<KeptStream>,
+    /// That of the file.
+    #[serde(skip)]
+    sum: u32,
 }
 
 /// What is kept of a stream.
@@ -38,6 +43,8 @@ pub(crate) struct KeptStream {
     entries: Vec<Entry>,
     dictionary: CallDictionary,
     states: CallStates,
+    /// The times of the parts, for conditions on them.
+    times: PartTimes,
     /// For each time that all calls were left, how much deeper they lie than was known when they began.
     deeper: Vec<u32>,
 }
@@ -73,6 +80,8 @@ struct Chunk {
     left: Packed,
     /// Which state holds at its beginning, if that is known.
     state: Option<u32>,
+    /// The time there, for whoever goes on from that state; none where all packets before it have to be read.
+    clock: Option<SavedClock>,
     /// How often all calls were left before it.
     era: u32,
     /// Somewhere in it a block begins, whatever stands before.
@@ -87,11 +96,19 @@ struct Chosen {
 }
 
 impl Kept {
+    /// A sum over all of it: two that are the same have the same chunks.
+    pub(crate) const fn sum(&self) -> u32 {
+        self.sum
+    }
+
     /// What is kept of a stream.
     pub(crate) fn stream(&self, index: usize) -> Option<&KeptStream> {
         self.streams.get(index)
     }
 }
+
+/// What is decoded apart has so many chunks at least: what stands before is decoded for it, too.
+const LEAST_GROUP: usize = 4;
 
 /// Whether limits are about code.
 pub(crate) fn is_about_code(limits: &Limits) -> bool {
@@ -128,12 +145,70 @@ impl KeptStream {
                     places.any(|place| allowed.get(place as usize) == Some(&true))
                 })
         };
-        // A block that is open where a chunk begins is known to who has read one in which a block begins for certain.
-        let lead = |number: usize| {
-            let mut before = self.chunks.iter().take(number);
-            before.rposition(|chunk| chunk.is_sure).unwrap_or(0)
-        };
+        let lead = |number| self.lead_of_code(number);
         self.picks(&self.choose(is_wanted, lead, within))
+    }
+
+    /// From which chunk on is decoded for the rows of instructions or blocks of one: a block that is open where a chunk begins is known to who has read one
+    /// in which a block begins for certain.
+    fn lead_of_code(&self, number: usize) -> usize {
+        let mut before = self.chunks.iter().take(number);
+        before.rposition(|chunk| chunk.is_sure).unwrap_or(0)
+    }
+
+    /// The same for its calls, which are followed from where it is known which are open.
+    fn lead_of_calls(&self, number: usize) -> usize {
+        let mut up_to = self.chunks.iter().take(number + 1);
+        up_to.rposition(|chunk| chunk.state.is_some()).unwrap_or(0)
+    }
+
+    /// What is picked for rows of instructions or blocks, in no more than so many groups that are about the same in size.
+    pub(crate) fn divide_code(&self, picks: &[Pick], groups: usize) -> Vec<Vec<Pick>> {
+        self.divide(picks, groups, |number| self.lead_of_code(number))
+    }
+
+    /// The same of what is picked for calls; all of the stream if nothing is.
+    pub(crate) fn divide_calls(&self, picks: Option<&[Pick]>, groups: usize) -> Vec<Vec<Pick>> {
+        let all = [Pick {
+            range: WHOLE,
+            rows: WHOLE,
+        }];
+        let picks = picks.unwrap_or(&all);
+        self.divide(picks, groups, |number| self.lead_of_calls(number))
+    }
+
+    fn divide(
+        &self,
+        picks: &[Pick],
+        groups: usize,
+        lead: impl Fn(usize) -> usize,
+    ) -> Vec<Vec<Pick>> {
+        // (Where there is no chunk, the last one has ended.)
+        let at = |offset: StreamOffset| self.chunks.partition_point(|it| it.start < offset.0);
+        let numbers = picks
+            .iter()
+            .map(|pick| at(pick.rows.start)..at(pick.rows.end));
+        let numbers: Vec<Range<usize>> = numbers.collect();
+        let all: usize = numbers.iter().map(Range::len).sum();
+        let share = all.div_ceil(groups.max(1)).max(LEAST_GROUP);
+        let (mut divided, mut group, mut room) = (Vec::new(), Vec::new(), share);
+        for mut rest in numbers {
+            while !rest.is_empty() {
+                let wanted = rest.start..rest.end.min(rest.start + room);
+                rest.start = wanted.end;
+                room -= wanted.len();
+                let lead = lead(wanted.start);
+                group.push(Chosen { lead, wanted });
+                if room == 0 {
+                    divided.push(self.picks(&std::mem::take(&mut group)));
+                    room = share;
+                }
+            }
+        }
+        if !group.is_empty() {
+            divided.push(self.picks(&group));
+        }
+        divided
     }
 
     /// The parts in which calls are left that are within the limits.
@@ -161,13 +236,8 @@ impl KeptStream {
             let mut left = chunk.left.iter();
             left.any(|entry| entries.get(entry as usize) == Some(&true))
         };
-        // Calls are followed from where it is known which are open.
-        let lead = |number: usize| {
-            let mut up_to = self.chunks.iter().take(number + 1);
-            up_to.rposition(|chunk| chunk.state.is_some()).unwrap_or(0)
-        };
-        let all = StreamOffset(0)..StreamOffset(u64::MAX);
-        self.picks(&self.choose(is_wanted, lead, &all))
+        let lead = |number| self.lead_of_calls(number);
+        self.picks(&self.choose(is_wanted, lead, &WHOLE))
     }
 
     /// The chunks that are wanted. Where what is decoded for some reaches into others that are, they are one.
@@ -221,13 +291,28 @@ impl KeptStream {
         chunks.map(|(number, chunk)| (self.start(number)..self.start(number + 1), chunk.era))
     }
 
-    /// Which state holds where a pick begins.
-    pub(crate) fn state(&self, pick: &Pick) -> Option<usize> {
+    /// The chunk with which a pick begins.
+    fn first(&self, pick: &Pick) -> Option<&Chunk> {
         let begin = pick.range.start.0;
         let number = self
             .chunks
             .binary_search_by_key(&begin, |chunk| chunk.start);
-        Some(self.chunks.get(number.ok()?)?.state? as usize)
+        self.chunks.get(number.ok()?)
+    }
+
+    /// Which state holds where a pick begins.
+    pub(crate) fn state(&self, pick: &Pick) -> Option<usize> {
+        Some(self.first(pick)?.state? as usize)
+    }
+
+    /// What is known of the time where a pick begins.
+    pub(crate) fn clock(&self, pick: &Pick) -> Option<&SavedClock> {
+        self.first(pick)?.clock.as_ref()
+    }
+
+    /// The times of the stream's parts.
+    pub(crate) const fn times(&self) -> &PartTimes {
+        &self.times
     }
 
     pub(crate) const fn states(&self) -> &CallStates {

@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::Kept;
 
 /// The first bytes of such a file. The number is that of what follows: any change of it is another format.
-const MAGIC: &[u8; 16] = b"cofi parts v\0\0\0\x01";
+const MAGIC: &[u8; 16] = b"cofi parts v\0\0\0\x02";
 
 /// Why what is kept of a recording cannot be read or kept.
 #[derive(Debug, Error)]
@@ -127,7 +127,8 @@ impl Kept {
         let unpack = zstd::stream::read::Decoder::with_buffer(body).map_err(|_| damaged())?;
         let read = unpack.take(most(whole)).read_to_end(&mut unpacked);
         read.map_err(|_| damaged())?;
-        let kept: Self = rmp_serde::from_slice(&unpacked).map_err(|_| damaged())?;
+        let mut kept: Self = rmp_serde::from_slice(&unpacked).map_err(|_| damaged())?;
+        kept.sum = u32::from_le_bytes(*crc);
         let streams = session.streams();
         let mut pairs = kept.streams.iter().zip(streams);
         let is_sound = kept.streams.len() == streams.len()
@@ -139,7 +140,7 @@ impl Kept {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn save(&self, path: &Path, belonging: &Belonging) -> Result<(), KeptError> {
+    pub(crate) fn save(&mut self, path: &Path, belonging: &Belonging) -> Result<(), KeptError> {
         let io = |error| KeptError::Io {
             path: path.into(),
             error,
@@ -150,12 +151,13 @@ impl Kept {
         };
         let body = rmp_serde::to_vec(self).map_err(|error| io(io::Error::other(error)))?;
         let body = zstd::stream::encode_all(&*body, 3).map_err(io)?;
+        self.sum = crc32fast::hash(&body);
         let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
         let mut write = || {
             file.write_all(MAGIC)?;
             file.write_all(belonging.print.as_bytes())?;
             file.write_all(&belonging.names.to_le_bytes())?;
-            file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
+            file.write_all(&self.sum.to_le_bytes())?;
             file.write_all(&body)
         };
         write().map_err(io)?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cofi_flow::{Executed, Part};
+use cofi_image::ImageView;
 use cofi_insn::Class;
 use cofi_packet::Ip;
 use rustc_hash::FxHashMap;
@@ -79,7 +80,7 @@ impl Table for BlockCounts {
         let mut tid = flow.task().tid;
         loop {
             if sums.open.is_none() {
-                sums.places.look_at(flow.view());
+                sums.look_at(flow.view());
             }
             let is_item = match flow.next_part() {
                 Some(Part::Run(run)) => {
@@ -102,7 +103,8 @@ impl Table for BlockCounts {
         }
         sums.close(tid);
         let key = stream.key();
-        for (block, sum) in &sums.blocks {
+        for (block, number) in &sums.blocks {
+            let sum = sums.counts.get(*number).copied().unwrap_or_default();
             let place = sums.names.get(block.place as usize);
             let is_conditional = block.class == Class::Conditional;
             let outcome = |count: u64| is_conditional.then_some(count);
@@ -144,24 +146,39 @@ struct Sum {
 /// A function and its file.
 type Name = (Option<String>, Option<String>);
 
+/// What ran often is found again without being looked up: of so many blocks, by their addresses.
+const RECENT: usize = 1 << 12;
+
 #[derive(Default)]
 struct Sums<'s> {
-    blocks: FxHashMap<Block, Sum>,
+    blocks: FxHashMap<Block, usize>,
+    counts: Vec<Sum>,
+    /// Of the thread that runs, in the code that is in place.
+    recent: Vec<Option<(Block, usize)>>,
     /// The functions of blocks, each once.
     names: Vec<Name>,
     numbers: FxHashMap<Name, u32>,
     places: Places<'s>,
-    /// The block that is open: where it begins, its function, its last instruction, how many instructions.
-    open: Option<(Ip, u32, Executed, u64)>,
+    /// What places are called, by their numbers.
+    called: FxHashMap<u32, u32>,
+    /// The block that is open: where it begins, its last instruction, how many instructions.
+    open: Option<(Ip, Executed, u64)>,
     /// The block that a conditional branch ended just now, and that branch.
-    branch: Option<(Block, Executed)>,
+    branch: Option<(usize, Executed)>,
 }
 
-impl Sums<'_> {
+impl<'s> Sums<'s> {
+    fn look_at(&mut self, view: &ImageView<'s>) {
+        if self.places.look_at(view) {
+            self.called.clear();
+            self.recent.clear();
+        }
+    }
+
     /// Adds instructions to the open block.
     fn extend(&mut self, ip: Ip, last: Executed, count: u64, tid: u32) {
-        if let Some((block, branch)) = self.branch.take()
-            && let Some(sum) = self.blocks.get_mut(&block)
+        if let Some((number, branch)) = self.branch.take()
+            && let Some(sum) = self.counts.get_mut(number)
         {
             let behind = branch.ip.0.wrapping_add(branch.len.into());
             match ip.0 == behind {
@@ -170,14 +187,11 @@ impl Sums<'_> {
             }
         }
         match &mut self.open {
-            Some((.., open, sum)) => {
+            Some((_, open, sum)) => {
                 *open = last;
                 *sum += count;
             }
-            None => {
-                let place = self.place(ip);
-                self.open = Some((ip, place, last, count));
-            }
+            None => self.open = Some((ip, last, count)),
         }
         if last.class.needs_packet() {
             self.close(tid);
@@ -189,33 +203,63 @@ impl Sums<'_> {
             places,
             names,
             numbers,
+            called,
             ..
         } = self;
         let number = places.of(ip);
+        if let Some(name) = called.get(&number) {
+            return *name;
+        }
         let name = places.get(number);
         let name = name.map(|place| (place.function.clone(), place.file.clone()));
         let name = name.unwrap_or_default();
-        *numbers.entry(name).or_insert_with_key(|name| {
+        let name = *numbers.entry(name).or_insert_with_key(|name| {
             names.push(name.clone());
             names.len() as u32 - 1
-        })
+        });
+        called.insert(number, name);
+        name
     }
 
-    /// Ends the block that is open.
-    fn close(&mut self, tid: u32) {
-        let Some((ip, place, last, count)) = self.open.take() else {
-            return;
-        };
+    /// The number of a block of a thread that began in the code that is in place.
+    fn number(&mut self, ip: Ip, last: &Executed, tid: u32) -> usize {
+        if self.recent.is_empty() {
+            self.recent.resize(RECENT, None);
+        }
+        let slot = (ip.0 ^ ip.0 >> 12 ^ last.ip.0 << 4) as usize % RECENT;
+        if let Some(Some((block, number))) = self.recent.get(slot)
+            && (block.ip, block.last, block.class, block.tid) == (ip, last.ip, last.class, tid)
+        {
+            return *number;
+        }
         let block = Block {
             tid,
-            place,
+            place: self.place(ip),
             ip,
             last: last.ip,
             class: last.class,
         };
-        let sum = self.blocks.entry(block).or_default();
-        sum.count += 1;
-        sum.instructions += count;
-        self.branch = (last.class == Class::Conditional).then_some((block, last));
+        let counts = &mut self.counts;
+        let number = *self.blocks.entry(block).or_insert_with(|| {
+            counts.push(Sum::default());
+            counts.len() - 1
+        });
+        if let Some(slot) = self.recent.get_mut(slot) {
+            *slot = Some((block, number));
+        }
+        number
+    }
+
+    /// Ends the block that is open.
+    fn close(&mut self, tid: u32) {
+        let Some((ip, last, count)) = self.open.take() else {
+            return;
+        };
+        let number = self.number(ip, &last, tid);
+        if let Some(sum) = self.counts.get_mut(number) {
+            sum.count += 1;
+            sum.instructions += count;
+        }
+        self.branch = (last.class == Class::Conditional).then_some((number, last));
     }
 }

@@ -9,7 +9,7 @@ use cofi_session::{Stream, StreamKey, Task};
 
 use super::{CPU, RECORDING, TID, head};
 use crate::columns::{Column, address, number, text};
-use crate::functions::picked;
+use crate::functions::{grouped, picked};
 use crate::kept::{KeptStream, is_about_code};
 use crate::limits::Limits;
 use crate::recording::Recording;
@@ -90,6 +90,9 @@ const COLUMNS: &[Column] = &[
 /// Where `depth` is among the columns.
 const DEPTH: usize = 7;
 
+/// What is cut by what is kept is cut finer: pieces do not all take the same time.
+const GROUPS_A_PIECE: usize = 4;
+
 impl Table for Calls {
     fn name(&self) -> &'static str {
         "calls"
@@ -124,6 +127,17 @@ impl Table for Calls {
         units
     }
 
+    fn cut_here(&self, unit: Unit, pieces: usize) -> Vec<Unit> {
+        let kept = unit.recording.kept();
+        match unit.stream.and_then(|index| kept?.stream(index)) {
+            Some(kept) => {
+                let groups = pieces * GROUPS_A_PIECE;
+                grouped(&unit, kept.divide_calls(unit.picks.as_deref(), groups))
+            }
+            None => vec![unit],
+        }
+    }
+
     fn fill(&self, unit: &Unit, out: &mut Outlet) {
         let Some(stream) = unit.stream() else { return };
         let session = unit.recording.session();
@@ -136,6 +150,7 @@ impl Table for Calls {
         {
             return fill_picked(unit, stream, picks, kept, out);
         }
+        // Who has picks without what is kept, as another machine may, has all that are picked of the stream. The other rows are excluded by the condition.
         let mut puts = Puts {
             unit,
             key: stream.key(),
@@ -175,7 +190,10 @@ fn fill_picked(
         if puts.out.is_closed() || !is_known {
             return;
         }
-        tracer.go_on_at(pick.range.start);
+        let clock = kept.clock(pick);
+        if !clock.is_some_and(|clock| tracer.go_on_with(pick.range.start, clock)) {
+            tracer.go_on_at(pick.range.start);
+        }
         for (range, era) in kept.chunks(pick) {
             if range.start != pick.range.start {
                 tracer.go_on();

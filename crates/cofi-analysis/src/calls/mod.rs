@@ -50,7 +50,7 @@ use crate::gap::GapCause;
 
 pub use brief::BriefCall;
 pub use by_task::ByTask;
-pub use clock::StreamClock;
+pub use clock::{SavedClock, StreamClock};
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
 pub use local::{LocalCall, LocalSum, LocalVisitor, TracedPart};
 pub(crate) use local::{PartRun, PartTracer};

@@ -9,7 +9,7 @@ use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
 use super::brief::BriefFrames;
-use super::clock::StreamClock;
+use super::clock::{SavedClock, StreamClock};
 use super::inlines::Inlines;
 use super::names::CallNames;
 use super::parts::Numbers;
@@ -303,6 +303,26 @@ impl<'s> CallTracer<'s> {
         self.continue_from(start != StreamOffset(0));
         // Up to here the time was asked for by whoever has read what stands before.
         self.clock.at(self.offset);
+    }
+
+    /// The time where it stands, for [`go_on_with`](Self::go_on_with); none where all that stands before has to be read for it.
+    #[must_use]
+    pub fn saved_clock(&self) -> Option<SavedClock> {
+        let mut clock = self.clock.clone();
+        clock.at(self.offset);
+        clock.saved()
+    }
+
+    /// As [`go_on_at`](Self::go_on_at), with the time that was saved where the tracer stands: nothing that stands before is read. Whether it could be used;
+    /// if not, nothing has changed.
+    pub fn go_on_with(&mut self, start: StreamOffset, saved: &SavedClock) -> bool {
+        let restored = StreamClock::restored(self.stream.bytes(), saved, &self.config);
+        let Some(clock) = restored else {
+            return false;
+        };
+        self.clock = clock;
+        self.go_on_at(start);
+        true
     }
 
     /// Whether there were errors in the flow.

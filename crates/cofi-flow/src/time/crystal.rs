@@ -3,7 +3,7 @@
 use super::Span;
 
 /// The clock's rate: TSC ticks a tick of the crystal clock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Clock {
     numerator: u64,
     denominator: u64,
@@ -16,6 +16,7 @@ pub(super) struct Clock {
 
 /// How crystal clock and TSC are aligned: from a TMA packet, or as good as known without.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Crystal {
     /// When the clock was at `ctc`.
     edge: Span,

@@ -35,7 +35,9 @@ impl VmxTsc {
 
 /// Whether TSC packets are a guest's.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Guest {
+    #[cfg_attr(feature = "serde", serde(skip))]
     tsc: Option<VmxTsc>,
     /// The last NR bit told; none if none was.
     told: Option<bool>,
@@ -44,6 +46,12 @@ pub(super) struct Guest {
 impl Guest {
     pub(super) const fn new(tsc: Option<VmxTsc>) -> Self {
         Self { tsc, told: None }
+    }
+
+    /// The same of a guest with another time.
+    #[cfg(feature = "serde")]
+    pub(super) fn of(&mut self, tsc: Option<VmxTsc>) {
+        self.tsc = tsc;
     }
 
     /// Whether it matters.

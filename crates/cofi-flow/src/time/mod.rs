@@ -72,6 +72,7 @@ impl core::fmt::Display for TimeJump {
 
 /// Between which values a time is, and the best guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Span {
     pub(crate) low: u64,
     pub(crate) guess: u64,
@@ -97,8 +98,11 @@ fn near(low: u64, place: u64) -> u64 {
 /// The estimate never goes back, unless a TSC packet takes back what packets had told before. The counter is followed over wraps of the 56 bits
 /// that a TSC packet holds; its upper 8 bits count those wraps, from zero.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TimeTracker {
+    #[cfg_attr(feature = "serde", serde(skip))]
     clock: Clock,
+    #[cfg_attr(feature = "serde", serde(skip))]
     skl168: bool,
     guest: Guest,
     /// The estimate; none before the first TSC.
@@ -124,6 +128,7 @@ pub struct TimeTracker {
     /// Packets were lost since the last TSC: nobody knows how many MTCs.
     lost: bool,
     on: On,
+    #[cfg_attr(feature = "serde", serde(skip))]
     jump: Option<TimeJump>,
 }
 
@@ -157,6 +162,19 @@ impl TimeTracker {
             on: On::default(),
             jump: None,
         }
+    }
+
+    /// One that was read from a file, for the clocks of the `config` of which it was. A jump that nobody had asked about is forgotten.
+    ///
+    /// None if it holds what no packets can have told.
+    #[cfg(feature = "serde")]
+    #[must_use]
+    pub fn restored(mut self, config: &FlowConfig) -> Option<Self> {
+        self.clock = Clock::new(config.tsc_art_ratio, config.mtc_freq);
+        self.skl168 = config.errata.skl168;
+        self.guest.of(config.vmx_tsc);
+        self.rate = self.rate.restored(config.max_nonturbo_ratio)?;
+        Some(self)
     }
 
     /// The estimate now; none before the first TSC packet.

@@ -4,6 +4,7 @@ use cofi_packet::intel::Packet;
 
 /// Followed by all packets but TNTs. Where it is not certain that tracing is on, it is taken to be off.
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct On {
     on: bool,
     /// The next FUP belongs to a packet that came before it.

@@ -17,6 +17,7 @@ pub(crate) struct Ticks {
 
 /// Bounds of a rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Bounds {
     low: u128,
     high: u128,
@@ -24,6 +25,7 @@ struct Bounds {
 
 /// What was measured while one CBR value held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Measure {
     cbr: u8,
     bounds: Bounds,
@@ -31,6 +33,7 @@ struct Measure {
 
 /// A moment at which a CYC packet was made: between which times, and after how many cycles in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Moment {
     pub(crate) cycles: u64,
     pub(crate) low: u64,
@@ -38,7 +41,9 @@ pub(crate) struct Moment {
 }
 
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Rate {
+    #[cfg_attr(feature = "serde", serde(skip))]
     max_nonturbo: u8,
     /// The core:bus ratio; zero as long as no CBR packet told it.
     cbr: u8,
@@ -53,6 +58,7 @@ pub(crate) struct Rate {
     /// From where on cycles and time can be compared.
     origin: Option<Moment>,
     /// The rate for a ratio, as worked out last: most CYCs come without any news of it.
+    #[cfg_attr(feature = "serde", serde(skip))]
     worked_out: Option<(u8, Option<Bounds>)>,
 }
 
@@ -72,6 +78,17 @@ impl Rate {
             origin: None,
             worked_out: None,
         }
+    }
+
+    /// One that was read from a file, with the processor's ratio. None if it holds what no packets can have told: sums of such numbers might not fit.
+    #[cfg(feature = "serde")]
+    pub(super) fn restored(mut self, max_nonturbo: u8) -> Option<Self> {
+        self.max_nonturbo = max_nonturbo;
+        let is_sound = |measure: &Measure| {
+            let Bounds { low, high } = measure.bounds;
+            low <= FASTEST * SCALE && high <= SCALE << 48
+        };
+        self.measures.iter().all(is_sound).then_some(self)
     }
 
     /// A CBR packet.

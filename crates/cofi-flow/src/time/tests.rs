@@ -1,6 +1,8 @@
 //! The estimate of time, by hand.
 
 use alloc::string::ToString;
+#[cfg(feature = "serde")]
+use alloc::vec::Vec;
 
 use super::*;
 
@@ -279,4 +281,113 @@ fn erratum_skl168_a_cyc_that_a_psb_swallowed() {
     assert!(with.earliest() < truth && with.latest().is_none());
     with.mtc(2);
     assert_eq!(at(&with), 100_000 + 2 * 640);
+}
+
+/// Packets of all kinds that matter, in an order that a seed tells.
+#[cfg(feature = "serde")]
+fn packets(seed: &mut u64) -> impl Iterator<Item = Packet> {
+    use cofi_packet::intel::{PSB, Packets};
+    let kinds: [&[u8]; 9] = [
+        &[0x2d, 0x59, 0x11],
+        &[0x2b],
+        &[0x59, 0x11],
+        &[0x59, 0x12],
+        &[0x02, 0x03, 20, 0],
+        &[0x02, 0x03, 31, 0],
+        &[0x02, 0x73, 1, 2, 0, 3, 0],
+        &[0x02, 0xf3],
+        &PSB,
+    ];
+    let mut bytes = Vec::new();
+    let mut clock = 1_u64 << 32;
+    for _ in 0..40 {
+        *seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        clock += *seed >> 50;
+        match (*seed >> 58) as usize {
+            kind @ 0..9 => bytes.extend(kinds[kind]),
+            9..12 => bytes.extend([&[0x19], &clock.to_le_bytes()[..7]].concat()),
+            12..30 => bytes.extend([0x59, (clock >> 9) as u8]),
+            _ => bytes.extend([((*seed >> 40) as u8) << 3 | 3]),
+        }
+    }
+    let packets: Vec<Packet> = Packets::new(&bytes)
+        .flatten()
+        .map(|located| located.packet())
+        .collect();
+    packets.into_iter()
+}
+
+/// One that was kept in a file goes on as if it had not been.
+#[cfg(feature = "serde")]
+#[test]
+fn one_that_was_kept_goes_on() {
+    let mut seed = 7;
+    let mut kept = TimeTracker::new(&config());
+    let mut other = kept.clone();
+    let mut told = alloc::collections::BTreeSet::new();
+    for _ in 0..2000 {
+        let text = serde_json::to_string(&kept).expect("it can be written");
+        let read: TimeTracker = serde_json::from_str(&text).expect("it can be read");
+        kept = read.restored(&config()).expect("it is sound");
+        for packet in packets(&mut seed) {
+            kept.take(&packet);
+            other.take(&packet);
+            assert_eq!(
+                (kept.now(), kept.cycles(), kept.earliest(), kept.latest()),
+                (
+                    other.now(),
+                    other.cycles(),
+                    other.earliest(),
+                    other.latest()
+                )
+            );
+            told.insert(kept.now());
+        }
+        kept.take_jump();
+        other.take_jump();
+    }
+    assert!(told.len() > 1000, "{}", told.len());
+}
+
+/// Whatever numbers stand in a file, nothing panics.
+#[cfg(feature = "serde")]
+#[test]
+fn a_spoilt_one_does_no_harm() {
+    fn spoil(value: &mut serde_json::Value, seed: &mut u64) {
+        use serde_json::Value;
+        *seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        match value {
+            Value::Number(number) if *seed >> 62 == 0 => {
+                let most = if number.as_u64() < Some(256) {
+                    255
+                } else {
+                    u64::MAX
+                };
+                *number = (most >> ((*seed >> 40) % 60)).into();
+            }
+            Value::Array(values) => values.iter_mut().for_each(|value| spoil(value, seed)),
+            Value::Object(values) => values.values_mut().for_each(|value| spoil(value, seed)),
+            _ => {}
+        }
+    }
+    let mut seed = 3;
+    let (mut sound, mut unsound) = (0, 0);
+    for _ in 0..3000 {
+        let mut time = TimeTracker::new(&config());
+        for packet in packets(&mut seed) {
+            time.take(&packet);
+        }
+        let mut value = serde_json::to_value(&time).expect("it can be written");
+        spoil(&mut value, &mut seed);
+        let read = serde_json::from_value::<TimeTracker>(value);
+        let Some(mut spoilt) = read.ok().and_then(|time| time.restored(&config())) else {
+            unsound += 1;
+            continue;
+        };
+        sound += 1;
+        for packet in packets(&mut seed) {
+            spoilt.take(&packet);
+        }
+    }
+    assert!(sound > 100 && unsound > 0, "{sound} {unsound}");
 }

@@ -146,9 +146,9 @@ fn options(arguments: &[String]) -> Result<Options> {
 
 /// Processor time, and the largest memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Cost {
-    seconds: f64,
-    megabytes: f64,
+pub(super) struct Cost {
+    pub(super) seconds: f64,
+    pub(super) megabytes: f64,
 }
 
 impl Cost {
@@ -174,7 +174,7 @@ impl Cost {
     }
 
     /// What GNU time says of user time, system time and memory, in its last line.
-    fn of(text: &str) -> Option<Self> {
+    pub(super) fn of(text: &str) -> Option<Self> {
         let mut words = text.lines().last()?.split(' ');
         let mut number = || words.next()?.parse::<f64>().ok();
         Some(Self {
