@@ -9,6 +9,11 @@ use std::thread::Builder;
 /// So many results for each thread may wait for the one that comes next, so that memory is bounded however long that one takes.
 const WAITING: usize = 4;
 
+/// So many results are there at a time with so many threads, those that are worked on and the one that is taken included.
+pub(crate) const fn waiting(threads: NonZeroUsize) -> usize {
+    threads.get().saturating_mul(WAITING)
+}
+
 /// What is done but not taken, and the number of the one that is to be taken next.
 struct Done<T> {
     results: BTreeMap<usize, T>,
@@ -132,7 +137,7 @@ pub(crate) fn in_order<T: Send, W: FnMut(usize) -> T>(
     let threads = threads.get().min(count);
     let shared = Shared {
         count,
-        window: threads.saturating_mul(WAITING),
+        window: NonZeroUsize::new(threads).map_or(WAITING, waiting),
         next: AtomicUsize::new(0),
         done: Mutex::new(Done {
             results: BTreeMap::new(),

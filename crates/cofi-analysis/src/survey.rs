@@ -15,6 +15,7 @@ use crate::check::CheckOptions;
 use crate::flow_state::{Beginning, FlowState};
 use crate::gap::{Gap, GapFinder, Step};
 use crate::joined::{self, Found, Segment};
+use crate::parallel::waiting;
 use crate::segments::{SegmentStart, ended_with_segment};
 
 /// A part of a stream that can be decoded apart.
@@ -87,11 +88,11 @@ pub fn survey<'s>(
 
 /// The same of one stream, with the calls of each chunk, as far as they can be followed without knowing which are open where it begins: for
 /// [`CallTracer::follow_part`](crate::CallTracer::follow_part). They are followed on several threads; `visitor` makes what is told of them on each.
-/// No more than `most` is kept of a chunk that is not followed so, if that is given.
+/// All chunks that wait to be taken have no more than about `memory` bytes of what was found of calls: one of which there is more than its share has none.
 pub fn survey_calls<'s, V: LocalVisitor>(
     session: &'s Session<'_>,
     stream: &'s Stream<'s>,
-    (options, with_inlined, most): (CheckOptions, bool, Option<usize>),
+    (options, with_inlined, memory): (CheckOptions, bool, usize),
     cancel: &AtomicBool,
     progress: &(dyn Fn(u64) + Sync),
     visitor: impl Fn() -> V + Sync,
@@ -100,7 +101,8 @@ pub fn survey_calls<'s, V: LocalVisitor>(
     // (What a worker's numbers mean is told once, to one tracer.)
     let all = segments_of(session, &[stream], options);
     let workers = AtomicUsize::new(0);
-    let most = most.unwrap_or(usize::MAX);
+    // One more waits to be joined with the next.
+    let most = memory / waiting(options.threads).saturating_add(1);
     let worker = || {
         let number = workers.fetch_add(1, Ordering::Relaxed);
         let mut tracer = PartTracer::new(number, with_inlined, most, visitor());

@@ -33,6 +33,9 @@ pub struct IndexOptions {
     pub inlined: bool,
     /// What can be decoded apart has about so many bytes of packets, or more in large recordings.
     pub chunk: NonZeroUsize,
+    /// What is found of the calls of chunks takes about so many bytes, until it is known which calls are open around them. A chunk of which there is more than its share
+    /// is decoded twice.
+    pub waiting: usize,
 }
 
 impl Default for IndexOptions {
@@ -43,6 +46,7 @@ impl Default for IndexOptions {
             threads: threads.unwrap_or(NonZeroUsize::MIN),
             inlined: true,
             chunk: NonZeroUsize::new(CHUNK).unwrap_or(NonZeroUsize::MIN),
+            waiting: WAITING,
         }
     }
 }
@@ -63,10 +67,10 @@ pub struct Partial {
 const CHUNKS: usize = 1 << 14;
 /// A chunk has about so many bytes.
 const CHUNK: usize = 1 << 16;
-/// What ran most is known of so many instructions of a short stream, and of one of more bytes.
-const FEW_INSNS: u64 = 1 << 8;
-const MANY_INSNS: u64 = 1 << 10;
-const MANY: usize = 1 << 23;
+/// What waits to be put in order takes so many bytes.
+const WAITING: usize = 1 << 26;
+/// What ran most, and when, is known of pieces of so many instructions; of streams of so many bytes, of larger ones: they are small beside the parts of which it is kept.
+const PIECES: [(usize, u64); 3] = [(0, 1 << 8), (1 << 23, 1 << 10), (1 << 27, 1 << 12)];
 /// What is known so far is told no more often.
 const OFTEN: Duration = Duration::from_millis(250);
 
@@ -172,19 +176,22 @@ impl<'b, 's> Builder<'b, 's> {
         check.threads = threads;
         check.segment = NonZeroUsize::new(size).unwrap_or(check.segment);
         let is_cancelled = || self.cancel.load(Ordering::Relaxed);
-        let mut follower = Follower::new(self.session, stream, self.options);
         let progress = |bytes| {
             self.done.fetch_add(bytes, Ordering::Relaxed);
         };
         let known = self.surveys.get(number)?;
-        let piece = match stream.len() {
-            ..MANY => FEW_INSNS,
-            _ => MANY_INSNS,
-        };
+        let fits = |(bytes, _): &&(usize, u64)| stream.len() >= *bytes;
+        let piece = PIECES
+            .iter()
+            .rfind(fits)
+            .map_or(1 << 8, |(_, piece)| *piece);
+        let mut follower = Follower::new(self.session, stream, self.options, piece);
+        // Other threads have others.
+        let waiting = self.options.waiting / self.options.threads.get() * threads.get();
         survey_calls(
             self.session,
             stream,
-            (check, self.options.inlined, None),
+            (check, self.options.inlined, waiting),
             self.cancel,
             &progress,
             || LocalCounter::new(piece),
@@ -308,7 +315,12 @@ struct Follower<'s> {
 }
 
 impl<'s> Follower<'s> {
-    fn new(session: &'s Session<'_>, stream: &'s Stream<'s>, options: &IndexOptions) -> Self {
+    fn new(
+        session: &'s Session<'_>,
+        stream: &'s Stream<'s>,
+        options: &IndexOptions,
+        piece: u64,
+    ) -> Self {
         let timeline = Timeline::new(session);
         let mut tracer = CallTracer::new(session, stream);
         if options.inlined {
@@ -316,7 +328,7 @@ impl<'s> Follower<'s> {
         }
         Self {
             timeline,
-            collector: Collector::new(stream.task(), timeline),
+            collector: Collector::new(stream.task(), timeline, piece),
             journal: Journal::default(),
             tracer,
             states: CallStates::default(),
@@ -333,7 +345,10 @@ impl<'s> Follower<'s> {
         chunk: FoundChunk<TracedPart<'s, Stretch>>,
     ) {
         let FoundChunk {
-            range, mut calls, ..
+            range,
+            mut calls,
+            end,
+            ..
         } = chunk;
         if !self.begins.is_empty() {
             self.tracer.go_on();
@@ -343,46 +358,50 @@ impl<'s> Follower<'s> {
         self.tracer.adopt(&mut calls);
         let start = range.start;
         let is_last = range.end.0 == u64::MAX;
-        let time = match self.part(calls, state, start) {
-            Some(time) => time,
-            None => self.follow(&mut session.decode_within(stream, range)),
-        };
+        let marks = calls.marks().to_vec();
+        if !self.part(calls, state, start) {
+            let Self {
+                tracer, collector, ..
+            } = self;
+            tracer.tell_marks(&marks, |at, tsc| collector.mark(at, tsc));
+            self.follow(&mut session.decode_within(stream, range));
+        }
         if is_last {
             self.tracer.finish(&mut self.collector);
         }
-        let time = time.and_then(|tsc| self.timeline.of(tsc));
+        let time = end.and_then(|tsc| self.timeline.of(tsc));
         let sums = self.collector.end_chunk(self.tracer.instructions(), time);
         self.sums.push(sums);
     }
 
-    /// Takes account of the calls of a chunk that were followed as far as possible. The time at its end, as far as packets tell; none if the chunk has to
-    /// be decoded.
+    /// Takes account of the calls of a chunk that were followed as far as possible. Whether it could; else the chunk has to be decoded.
     fn part(
         &mut self,
         part: TracedPart<'s, Stretch>,
         state: Option<usize>,
         start: StreamOffset,
-    ) -> Option<Option<Tsc>> {
+    ) -> bool {
         // Where it is not known on which of several stacks control is, a part is of no use.
-        let state = state?;
-        let time = part.end_time().map(|time| time.tsc);
+        let Some(state) = state else {
+            return false;
+        };
         let mark = self.tracer.mark();
         match self.tracer.follow_part(part, &mut self.journal) {
             Ok(()) => {
                 let names = self.tracer.names();
                 self.journal.apply(&mut self.collector, names);
-                Some(time)
+                true
             }
             Err(Unfit) => {
                 self.journal.clear();
                 self.tracer.go_back(mark, &self.states, state, start);
-                None
+                false
             }
         }
     }
 
-    /// Follows the calls of a chunk. The time at its end, as far as packets tell.
-    fn follow(&mut self, flow: &mut ThreadFlow<'s>) -> Option<Tsc> {
+    /// Follows the calls of a chunk.
+    fn follow(&mut self, flow: &mut ThreadFlow<'s>) {
         let Self {
             collector, tracer, ..
         } = self;
@@ -390,7 +409,6 @@ impl<'s> Follower<'s> {
         while tracer.follow(flow, collector) {
             collector.follow(tracer);
         }
-        flow.time().map(|time| time.tsc)
     }
 
     /// All chunks were taken, of which this row was made.

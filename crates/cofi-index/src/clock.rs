@@ -40,11 +40,6 @@ impl Timeline {
         Some(self.latest)
     }
 
-    /// The time, and not before what was asked for last.
-    pub(crate) fn not_before(&self, tsc: Option<Tsc>) -> Option<u64> {
-        Some(self.of(tsc?)?.max(self.latest))
-    }
-
     /// A time, or the latest that was asked for if that is later.
     pub(crate) fn reach(&mut self, time: u64) -> u64 {
         self.latest = self.latest.max(time);

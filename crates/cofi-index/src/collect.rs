@@ -12,8 +12,9 @@ use cofi_session::Task;
 
 use crate::calls::{KeptCall, KeptCalls, NO_TIME, kind_number, left_number};
 use crate::clock::Timeline;
+use crate::counts::{Counts, most};
 use crate::explore::{EventKind, kind_of};
-use crate::local::Stretch;
+use crate::local::{PieceRan, Stretch};
 use crate::row::{Bins, FunctionNumber, Knot, NO_FUNCTION};
 use crate::stacks::Stacks;
 use crate::sums::{ChunkSums, FunctionSum};
@@ -29,22 +30,6 @@ struct Open {
     begin_time: u64,
 }
 
-/// What is counted of a function in the chunk at hand.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counted {
-    own: u64,
-    total: u64,
-    calls: u64,
-    /// The instructions in the bin at hand.
-    in_bin: u64,
-    /// How many calls of it are open, and since when, of those that count.
-    open: u32,
-    since: u64,
-    is_noted: bool,
-    /// Its code was inlined wherever it ran.
-    is_inlined: bool,
-}
-
 /// Gathers what the index keeps of a stream's calls.
 pub(crate) struct Collector {
     timeline: Timeline,
@@ -55,21 +40,21 @@ pub(crate) struct Collector {
     open: Stacks<Open>,
     /// The function of the innermost call, which need not be among those.
     innermost: FunctionNumber,
-    functions: Vec<Counted>,
-    /// Those of which something is counted.
-    noted: Vec<FunctionNumber>,
+    counts: Counts,
     /// What a moment's instructions are more than those of the stream.
     ahead: u64,
     /// The place up to which what ran was counted.
     at: u64,
-    /// The bin at hand, where it ends, what ran in it, and in which functions.
-    bin: u64,
-    bin_end: u64,
-    in_bin: u64,
-    of_bin: Vec<FunctionNumber>,
+    /// The size of pieces. They begin anew with each chunk, so that they are those of whoever follows its calls without knowing where it stands.
+    piece: u64,
+    piece_begin: u64,
+    piece_end: u64,
+    /// What ran in the bin at hand, by function.
+    bin: Vec<(FunctionNumber, u64)>,
     /// The least distance of knots.
     between_knots: u64,
-    quiet: Quiet,
+    /// The last place whose time is known, if it is no knot.
+    no_knot: Option<Knot>,
 }
 
 /// Where a stretch of a part stands.
@@ -81,16 +66,8 @@ pub(crate) struct StretchAt {
     pub(crate) depth: i32,
     pub(crate) stack: u32,
     pub(crate) tid: u32,
-    /// Of its pieces, and then of the beginnings and ends of its calls.
+    /// Of the beginnings and ends of its calls.
     pub(crate) times: Vec<Option<Tsc>>,
-}
-
-/// As long as no time passes, there is nothing to note up to a place.
-#[derive(Clone, Copy, Debug, Default)]
-struct Quiet {
-    until: u64,
-    tsc: Option<Tsc>,
-    time: u64,
 }
 
 impl Collector {
@@ -99,28 +76,29 @@ impl Collector {
     /// Time that passes while next to nothing runs is told by two knots.
     const PAUSE: u64 = 20_000;
 
-    pub(crate) fn new(task: Task, timeline: Timeline) -> Self {
+    /// Nothing yet of a stream in which this thread runs first. What ran most is worked out by pieces of so many instructions.
+    pub(crate) fn new(task: Task, timeline: Timeline, piece: u64) -> Self {
         Self {
             timeline,
             kept: KeptCalls::new(),
             bins: Bins {
                 shift: FIRST_SHIFT,
+                event_shift: FIRST_SHIFT,
                 ..Bins::default()
             },
             knots: Vec::new(),
             calls: 0,
             open: Stacks::of(task),
             innermost: NO_FUNCTION,
-            functions: Vec::new(),
-            noted: Vec::new(),
+            counts: Counts::default(),
             ahead: 0,
             at: 0,
-            bin: 0,
-            bin_end: 1 << FIRST_SHIFT,
-            in_bin: 0,
-            of_bin: Vec::new(),
+            piece,
+            piece_begin: 0,
+            piece_end: piece,
+            bin: Vec::new(),
             between_knots: 1 << 8,
-            quiet: Quiet::default(),
+            no_knot: None,
         }
     }
 
@@ -137,14 +115,12 @@ impl Collector {
         }
         self.count_to(instructions);
         for open in self.open.iter() {
-            close(&mut self.functions, open.function, self.at);
+            self.counts.close(open.function, self.at);
         }
         self.open.switch_to(task);
         self.innermost = self.last_open();
-        let again: Vec<FunctionNumber> = self.open.iter().map(|open| open.function).collect();
-        let at = self.at;
-        for function in again {
-            self.counted(function).reopen(at);
+        for open in self.open.iter() {
+            self.counts.open(open.function, self.at);
         }
     }
 
@@ -158,126 +134,73 @@ impl Collector {
         moment.insns.wrapping_sub(self.ahead)
     }
 
-    #[inline]
-    fn counted(&mut self, function: FunctionNumber) -> &mut Counted {
-        let index = function as usize;
-        let is_noted = |counted: &Counted| counted.is_noted;
-        if !self.functions.get(index).is_some_and(is_noted) {
-            self.note_function(function);
-        }
-        &mut self.functions[index]
-    }
-
-    #[cold]
-    fn note_function(&mut self, function: FunctionNumber) {
-        let index = function as usize;
-        if index >= self.functions.len() {
-            self.functions.resize(index + 1, Counted::default());
-        }
-        self.functions[index].is_noted = true;
-        self.noted.push(function);
-    }
-
     /// What ran up to a place ran in the innermost call.
     #[inline]
     fn count_to(&mut self, at: u64) {
-        if at <= self.at {
-            return;
-        }
-        if at >= self.bin_end {
-            self.count_bins_to(at);
+        if at >= self.piece_end {
+            self.count_pieces_to(at);
         }
         if at > self.at {
-            self.fill(self.innermost, at - self.at);
+            self.counts.ran(self.innermost, at - self.at);
             self.at = at;
         }
     }
 
     #[cold]
-    fn count_bins_to(&mut self, at: u64) {
-        while at >= self.bin_end {
-            self.fill(self.innermost, self.bin_end - self.at);
-            self.at = self.bin_end;
-            self.end_bin();
-        }
-    }
-
-    #[inline]
-    fn fill(&mut self, function: FunctionNumber, ran: u64) {
-        if function != NO_FUNCTION {
-            self.counted(function).own += ran;
-        }
-        self.fill_bin(function, ran);
-    }
-
-    #[inline]
-    fn fill_bin(&mut self, function: FunctionNumber, ran: u64) {
-        self.in_bin += ran;
-        if function != NO_FUNCTION {
-            let counted = self.counted(function);
-            let is_first = counted.in_bin == 0;
-            counted.in_bin += ran;
-            if is_first {
-                self.of_bin.push(function);
-            }
-        }
-    }
-
-    #[cold]
-    fn end_bin(&mut self) {
-        // Of functions that ran as much, the one that came last; code in no known call is one more.
-        let mut most = (NO_FUNCTION, 0);
-        let mut others = std::mem::take(&mut self.in_bin);
-        for function in self.of_bin.drain(..) {
-            if let Some(counted) = self.functions.get_mut(function as usize) {
-                let ran = std::mem::take(&mut counted.in_bin);
-                others -= ran;
-                if ran >= most.1 {
-                    most = (function, ran);
-                }
-            }
-        }
-        if others > most.1 {
-            most = (NO_FUNCTION, others);
-        }
-        let (function, sum) = most;
-        self.bins
-            .list
-            .push((function, u32::try_from(sum).unwrap_or(u32::MAX)));
-        self.bin += 1;
-        if self.bins.list.len() >= Bins::MOST {
-            self.bins.halve();
-            self.bin = self.bins.list.len() as u64;
-        }
-        self.bin_end = (self.bin + 1) << self.bins.shift;
-    }
-
-    /// Notes the time at a place.
-    #[inline]
-    fn note(&mut self, at: u64, tsc: Option<Tsc>) -> u64 {
-        if at < self.quiet.until && tsc == self.quiet.tsc {
-            return self.quiet.time;
-        }
-        self.note_new(at, tsc)
-    }
-
     #[inline(never)]
-    fn note_new(&mut self, at: u64, tsc: Option<Tsc>) -> u64 {
-        self.quiet.until = 0;
+    fn count_pieces_to(&mut self, at: u64) {
+        while at >= self.piece_end {
+            let ran = self.piece_end - self.at;
+            if ran > 0 {
+                self.counts.ran(self.innermost, ran);
+            }
+            self.at = self.piece_end;
+            self.end_piece();
+        }
+    }
+
+    /// The piece at hand ends: what ran most in it stands for all of it.
+    fn end_piece(&mut self) {
+        let found = most(self.counts.end_piece());
+        let function = found.map_or(NO_FUNCTION, |(function, _)| function);
+        let mut from = self.piece_begin;
+        (self.piece_begin, self.piece_end) = (self.at, self.at + self.piece);
+        while from < self.at {
+            let to = self.bins.end().min(self.at);
+            match self.bin.iter_mut().find(|(of, _)| *of == function) {
+                Some((_, ran)) => *ran += to - from,
+                None => self.bin.push((function, to - from)),
+            }
+            if to == self.bins.end() {
+                self.end_bin();
+            }
+            from = to;
+        }
+    }
+
+    fn end_bin(&mut self) {
+        let found = most(self.bin.drain(..));
+        let (function, ran) = found.unwrap_or((NO_FUNCTION, 0));
+        self.bins.push(function, ran);
+    }
+
+    /// A piece begins, of which this is the time.
+    pub(crate) fn mark(&mut self, at: u64, tsc: Option<Tsc>) {
         let Some(time) = self.timeline.at(tsc) else {
-            return NO_TIME;
+            return;
         };
-        if !self.is_near_knot(at, time) {
-            self.add_knot(at, time);
+        let knot = Knot { at, time };
+        if self.is_near_knot(at, time) {
+            self.no_knot = Some(knot);
+            return;
         }
-        if let Some(last) = self.knots.last()
-            && self.is_near_knot(at, time)
+        // What ran before a long pause is told apart from that.
+        if let Some(before) = self.no_knot.take()
+            && time.saturating_sub(before.time) >= Self::PAUSE
         {
-            // While time does not pass, the more has run, the less a knot is needed; until there are enough instructions between.
-            let until = last.at.saturating_add(self.between_knots);
-            self.quiet = Quiet { until, tsc, time };
+            self.add_knot(before);
         }
-        time
+        self.add_knot(knot);
     }
 
     /// Whether a place is told well enough by the last knot.
@@ -289,8 +212,7 @@ impl Collector {
     }
 
     #[cold]
-    fn add_knot(&mut self, at: u64, time: u64) {
-        self.quiet.until = 0;
+    fn add_knot(&mut self, Knot { at, time }: Knot) {
         let last = self.knots.last().copied();
         let (at, time) = match last {
             Some(last) => (at.max(last.at), time.max(last.time)),
@@ -329,40 +251,21 @@ impl Collector {
         self.count_to(begin);
         let at = |at: u64| begin + (at - stretch.begin);
         if self.innermost != NO_FUNCTION && stretch.around > 0 {
-            self.counted(self.innermost).own += stretch.around;
+            self.counts.of(self.innermost).own += stretch.around;
         }
-        for sum in &stretch.sums {
-            let counted = self.counted(sum.function);
-            counted.own += sum.own;
-            counted.calls += sum.calls;
-            counted.is_inlined |= sum.is_inlined;
-            // What ran while it was open around the stretch is counted there.
-            if counted.open == 0 {
-                counted.total += sum.total;
-            }
+        for (function, sum) in &stretch.sums {
+            self.counts.add(*function, sum);
         }
         self.calls += stretch.calls;
-        let (of_pieces, of_calls) = place.times.split_at(
-            stretch
-                .pieces
-                .iter()
-                .filter(|piece| piece.offset.is_some())
-                .count()
-                .min(place.times.len()),
-        );
-        let time = |tsc: &Option<Tsc>| self.timeline.not_before(*tsc).unwrap_or(NO_TIME);
-        for ((call, end, _), times) in stretch.kept.iter().zip(of_calls.chunks(2)) {
+        for ((call, end, _), times) in stretch.kept.iter().zip(place.times.chunks(2)) {
             let [begin_time, end_time] = times else {
                 break;
             };
-            if end - call.begin < self.kept.shortest {
-                continue;
-            }
-            self.kept.push(KeptCall {
+            self.keep(KeptCall {
                 begin: at(call.begin),
                 end: at(*end),
-                begin_time: time(begin_time),
-                end_time: time(end_time),
+                begin_time: raw(*begin_time),
+                end_time: raw(*end_time),
                 insns: end - call.begin,
                 function: call.function.index() as FunctionNumber,
                 depth: place.depth.saturating_add_unsigned(call.depth),
@@ -372,41 +275,66 @@ impl Collector {
                 left: left_number(Some(call.left)),
             });
         }
-        let mut times = of_pieces.iter();
+        let around = self.innermost;
+        let innermost = |function| match function {
+            NO_FUNCTION => around,
+            function => function,
+        };
+        let mut shares = stretch.shares.iter();
         for piece in &stretch.pieces {
-            let function = match piece.function {
-                NO_FUNCTION => self.innermost,
-                function => function,
-            };
             let end = at(piece.at);
-            while end >= self.bin_end {
-                self.fill_bin(function, self.bin_end - self.at);
-                self.at = self.bin_end;
-                self.end_bin();
+            match piece.ran {
+                PieceRan::Most(function) => {
+                    let ran = end - self.at;
+                    self.counts.ran_in_piece(innermost(function), ran);
+                }
+                PieceRan::Shares(count) => {
+                    for (function, ran) in shares.by_ref().take(count as usize) {
+                        self.counts.ran_in_piece(innermost(*function), *ran);
+                    }
+                }
             }
-            self.fill_bin(function, end - self.at);
             self.at = end;
-            if piece.offset.is_some()
-                && let Some(tsc) = times.next()
-            {
-                self.note(end, *tsc);
+            if end >= self.piece_end {
+                self.end_piece();
             }
         }
     }
 
     /// A call is open that began in the stretch that was told of last.
     pub(crate) fn opened(&mut self, call: &Call) {
-        let begin = self.place(&call.begin);
-        let time = self.timeline.not_before(call.begin.tsc);
-        let function = call.function.index() as FunctionNumber;
-        self.counted(function).reopen(begin);
-        let open = Open {
-            function,
-            begin,
-            begin_time: time.unwrap_or(NO_TIME),
-        };
+        let open = self.open_of(call, raw(call.begin.tsc));
+        self.counts.open(open.function, open.begin);
         self.open.push(call, open);
-        self.innermost = function;
+        self.innermost = open.function;
+    }
+
+    fn open_of(&self, call: &Call, begin_time: u64) -> Open {
+        Open {
+            function: call.function.index() as FunctionNumber,
+            begin: self.place(&call.begin),
+            begin_time,
+        }
+    }
+
+    /// A call may be kept, of which the times are ticks yet.
+    fn keep(&mut self, mut call: KeptCall) {
+        if call.len() < self.kept.shortest {
+            return;
+        }
+        let time = |ticks| match ticks {
+            NO_TIME => NO_TIME,
+            ticks => self.timeline.of(Tsc(ticks)).unwrap_or(NO_TIME),
+        };
+        (call.begin_time, call.end_time) = (time(call.begin_time), time(call.end_time));
+        self.kept.push(call);
+    }
+
+    /// The thread goes on upon another stack.
+    pub(crate) fn switch_stack(&mut self, innermost: Option<i64>, at: &CallMoment) {
+        self.count_to(self.place(at));
+        self.open.stand_on(innermost);
+        self.innermost = self.last_open();
     }
 
     /// Something of these kinds happened.
@@ -418,122 +346,80 @@ impl Collector {
     /// The chunk ends here, of which this is the time: what is counted of it by function.
     pub(crate) fn end_chunk(&mut self, at: u64, time: Option<u64>) -> ChunkSums {
         self.count_to(at);
+        if self.at > self.piece_begin {
+            self.end_piece();
+        }
         if let Some(time) = time {
             let time = self.timeline.reach(time);
-            self.add_knot(at, time);
+            self.add_knot(Knot { at, time });
         }
-        let mut sums = Vec::with_capacity(self.noted.len());
-        let noted = std::mem::take(&mut self.noted);
-        for function in noted {
-            let Some(counted) = self.functions.get_mut(function as usize) else {
-                continue;
-            };
-            if counted.open > 0 {
-                counted.total += at.saturating_sub(counted.since);
-                counted.since = at;
-            }
-            sums.push(FunctionSum {
+        let sums = self.counts.take(at).into_iter();
+        let mut sums: Vec<FunctionSum> = sums
+            .map(|(function, counted)| FunctionSum {
                 function,
                 own: counted.own,
                 total: counted.total,
                 calls: counted.calls,
-            });
-            (counted.own, counted.total, counted.calls) = (0, 0, 0);
-            counted.is_noted = counted.open > 0;
-            if counted.is_noted {
-                self.noted.push(function);
-            }
-        }
+            })
+            .collect();
         sums.sort_unstable_by_key(|sum| sum.function);
         ChunkSums(sums)
     }
 
     /// Whether calls of a function are parts of others.
     pub(crate) fn is_inlined(&self, function: usize) -> bool {
-        let counted = self.functions.get(function);
+        let counted = self.counts.get(function);
         counted.is_some_and(|counted| counted.is_inlined)
     }
 
     /// The stream ends.
     pub(crate) fn finish(&mut self) {
-        if self.in_bin > 0 {
+        if !self.bin.is_empty() {
             self.end_bin();
         }
         self.kept.finish();
     }
 }
 
-impl Counted {
-    #[inline]
-    fn reopen(&mut self, at: u64) {
-        if self.open == 0 {
-            self.since = at;
-        }
-        self.open += 1;
-    }
-}
-
-#[inline]
-fn close(functions: &mut [Counted], function: FunctionNumber, at: u64) {
-    if let Some(counted) = functions.get_mut(function as usize)
-        && counted.open > 0
-    {
-        counted.open -= 1;
-        if counted.open == 0 {
-            counted.total += at.saturating_sub(counted.since);
-        }
-    }
+/// The ticks of a time.
+fn raw(tsc: Option<Tsc>) -> u64 {
+    tsc.map_or(NO_TIME, |tsc| tsc.0)
 }
 
 impl CallVisitor for Collector {
     fn enter(&mut self, call: &Call, _: &CallNames) {
-        let at = self.place(&call.begin);
-        self.count_to(at);
-        let begin_time = self.note(at, call.begin.tsc);
-        let function = call.function.index() as FunctionNumber;
+        let open = self.open_of(call, raw(call.begin.tsc));
+        // One that was open before the trace began when the first place was reached.
+        self.count_to(open.begin);
         let is_inlined = call.kind == CallKind::Inline;
         self.calls += u64::from(!is_inlined);
-        let since = self.at.max(at);
-        let counted = self.counted(function);
-        counted.calls += 1;
-        counted.is_inlined |= is_inlined;
-        counted.reopen(since);
-        let open = Open {
-            function,
-            begin: at,
-            begin_time,
-        };
+        let since = self.at.max(open.begin);
+        self.counts.call(open.function, is_inlined, since);
         self.open.push(call, open);
-        self.innermost = self.last_open();
+        self.innermost = open.function;
     }
 
     fn leave(&mut self, call: &Call, end: &CallEnd, _: &CallNames) {
-        let at = self.place(&end.end);
-        self.count_to(at);
-        let end_time = self.note(at, end.end.tsc);
-        let function = call.function.index() as FunctionNumber;
+        let over = self.place(&end.end);
+        self.count_to(over);
         let Some(open) = self.open.remove(call) else {
             return;
         };
         self.innermost = self.last_open();
-        let (begin, begin_time) = (open.begin, open.begin_time);
-        close(&mut self.functions, function, self.at.max(at));
-        let over = at.max(begin);
-        if over - begin >= self.kept.shortest {
-            self.kept.push(KeptCall {
-                begin,
-                end: over,
-                begin_time,
-                end_time,
-                insns: end.insns,
-                function,
-                depth: call.depth,
-                tid: call.task.tid,
-                stack: call.stack,
-                kind: kind_number(call.kind),
-                left: left_number(Some(end.left)),
-            });
-        }
+        self.counts.close(open.function, self.at.max(over));
+        self.keep(KeptCall {
+            begin: open.begin,
+            end: over.max(open.begin),
+            begin_time: open.begin_time,
+            end_time: raw(end.end.tsc),
+            insns: end.insns,
+            function: open.function,
+            depth: call.depth,
+            tid: call.task.tid,
+            stack: call.stack,
+            kind: kind_number(call.kind),
+            left: left_number(Some(end.left)),
+        });
     }
 
     #[inline(always)]
@@ -545,36 +431,31 @@ impl CallVisitor for Collector {
     fn enter_briefly(&mut self, function: FunctionId, kind: CallKind, begin: &CallMoment) -> u64 {
         let at = self.place(begin);
         self.count_to(at);
-        let begin_time = self.note(at, begin.tsc);
         let function = function.index() as FunctionNumber;
         let is_inlined = kind == CallKind::Inline;
         self.calls += u64::from(!is_inlined);
         let since = self.at.max(at);
-        let counted = self.counted(function);
-        counted.calls += 1;
-        counted.is_inlined |= is_inlined;
-        counted.reopen(since);
+        self.counts.call(function, is_inlined, since);
         self.innermost = function;
-        begin_time
+        raw(begin.tsc)
     }
 
     #[inline]
     fn leave_briefly(&mut self, call: &BriefCall, end: &CallMoment, outer: Option<FunctionId>) {
         let at = self.place(end);
         self.count_to(at);
-        let end_time = self.note(at, end.tsc);
         let function = call.function.index() as FunctionNumber;
-        close(&mut self.functions, function, self.at.max(at));
+        self.counts.close(function, self.at.max(at));
         self.innermost = match outer {
             Some(outer) => outer.index() as FunctionNumber,
             None => self.last_open(),
         };
         if end.insns - call.begin >= self.kept.shortest {
-            self.kept.push(KeptCall {
+            self.keep(KeptCall {
                 begin: call.begin.wrapping_sub(self.ahead),
                 end: at,
                 begin_time: call.noted,
-                end_time,
+                end_time: raw(end.tsc),
                 insns: end.insns - call.begin,
                 function,
                 depth: call.depth,
@@ -587,12 +468,12 @@ impl CallVisitor for Collector {
     }
 
     fn settled(&mut self, call: &Call, noted: u64) {
-        let open = Open {
-            function: call.function.index() as FunctionNumber,
-            begin: self.place(&call.begin),
-            begin_time: noted,
-        };
+        let open = self.open_of(call, noted);
         self.open.push(call, open);
+    }
+
+    fn switched(&mut self, innermost: Option<i64>, at: &CallMoment) {
+        self.switch_stack(innermost, at);
     }
 
     fn event(&mut self, event: &Event, at: &CallMoment, _: StreamOffset, by: Option<Class>) {

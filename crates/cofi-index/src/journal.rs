@@ -9,7 +9,7 @@ use cofi_session::Task;
 
 use crate::collect::{Collector, StretchAt};
 use crate::explore::{EventKind, kind_of};
-use crate::local::Stretch;
+use crate::local::{PieceRan, Stretch};
 
 /// What was told.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ enum Told {
     Opened(Call),
     Stretch(Box<(Stretch, StretchAt)>),
     Event(CallMoment, u16),
+    Switched(Option<i64>, CallMoment),
+    Mark(u64, Option<Tsc>),
 }
 
 /// What is told of a part.
@@ -39,6 +41,8 @@ impl Journal {
                 Told::Opened(call) => collector.opened(&call),
                 Told::Stretch(told) => collector.stretch(&told.0, &told.1),
                 Told::Event(at, bits) => collector.note_event(&at, bits),
+                Told::Switched(innermost, at) => collector.switch_stack(innermost, &at),
+                Told::Mark(at, tsc) => collector.mark(at, tsc),
             }
         }
     }
@@ -58,6 +62,10 @@ impl CallVisitor for Journal {
         self.told.push(Told::Leave(*call, *end));
     }
 
+    fn switched(&mut self, innermost: Option<i64>, at: &CallMoment) {
+        self.told.push(Told::Switched(innermost, *at));
+    }
+
     fn event(&mut self, event: &Event, at: &CallMoment, _: StreamOffset, by: Option<Class>) {
         if let Some(kind) = kind_of(event, by) {
             self.told.push(Told::Event(*at, kind.bit()));
@@ -74,10 +82,11 @@ impl PartVisitor<Stretch> for Journal {
         self.told.push(Told::Piece(running, instructions));
     }
 
+    fn mark(&mut self, at: u64, tsc: Option<Tsc>) {
+        self.told.push(Told::Mark(at, tsc));
+    }
+
     fn times(&self, stretch: &Stretch, ask: &mut dyn FnMut(StreamOffset)) {
-        for piece in &stretch.pieces {
-            piece.offset.map(&mut *ask);
-        }
         for (call, _, end) in &stretch.kept {
             ask(call.offset);
             ask(*end);
@@ -91,11 +100,16 @@ impl PartVisitor<Stretch> for Journal {
                 *number = known.index() as u32;
             }
         };
-        for sum in &mut stretch.sums {
-            function(&mut sum.function);
+        for (of, _) in &mut stretch.sums {
+            function(of);
+        }
+        for (of, _) in &mut stretch.shares {
+            function(of);
         }
         for piece in &mut stretch.pieces {
-            function(&mut piece.function);
+            if let PieceRan::Most(of) = &mut piece.ran {
+                function(of);
+            }
         }
         for (call, ..) in &mut stretch.kept {
             if let Some(known) = place.functions.get(call.function.index()) {

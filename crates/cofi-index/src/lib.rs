@@ -9,6 +9,7 @@ mod build;
 mod calls;
 mod clock;
 mod collect;
+mod counts;
 mod explore;
 mod index;
 mod journal;

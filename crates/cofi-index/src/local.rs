@@ -4,149 +4,145 @@ use cofi_analysis::{CallKind, FunctionId, LocalCall, LocalSum, LocalVisitor};
 use cofi_packet::StreamOffset;
 
 use crate::calls::KeptCalls;
+use crate::counts::{Counted, Counts, most};
 use crate::row::{FunctionNumber, NO_FUNCTION};
 
-/// What a function did in a stretch of a part.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StretchSum {
-    pub(crate) function: FunctionNumber,
-    pub(crate) own: u64,
-    /// The instructions that ran while it was open, as far as its calls began and ended in the stretch.
-    pub(crate) total: u64,
-    pub(crate) calls: u64,
-    pub(crate) is_inlined: bool,
-}
-
-/// What ran most up to a place; where it is not known, in the call around.
+/// A piece of a part, or what of it lies in a stretch: where it ends, and what ran in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalPiece {
     pub(crate) at: u64,
-    /// The packet there, of which the time is wanted.
-    pub(crate) offset: Option<StreamOffset>,
-    pub(crate) function: FunctionNumber,
+    pub(crate) ran: PieceRan,
 }
 
-/// What is noted of a stretch.
+/// What ran in a piece.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PieceRan {
+    /// This function most, whichever the call around is of.
+    Most(FunctionNumber),
+    /// So many of the stretch's [shares](Stretch::shares), the next ones: which function ran most depends on the call around, or on what else is of the piece.
+    Shares(u32),
+}
+
+/// What is noted of a stretch. Where no function is known, it is that of the call around.
 #[derive(Debug, Default)]
 pub(crate) struct Stretch {
     /// Where it begins and ends, in instructions of the part.
     pub(crate) begin: u64,
     pub(crate) end: u64,
-    pub(crate) sums: Vec<StretchSum>,
+    pub(crate) sums: Vec<(FunctionNumber, Counted)>,
     /// What ran in the call around.
     pub(crate) around: u64,
     /// How many calls began, without those of inlined functions.
     pub(crate) calls: u64,
     pub(crate) pieces: Vec<LocalPiece>,
+    pub(crate) shares: Vec<(FunctionNumber, u64)>,
     /// The long ones of those that were left, and where.
     pub(crate) kept: Vec<(LocalCall, u64, StreamOffset)>,
-}
-
-/// What is counted of a function in the stretch at hand.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counted {
-    own: u64,
-    total: u64,
-    calls: u64,
-    /// The instructions in the piece at hand.
-    in_piece: u64,
-    since: u64,
-    open: u32,
-    is_noted: bool,
-    is_inlined: bool,
 }
 
 /// Counts what calls of parts come to.
 #[derive(Debug)]
 pub(crate) struct LocalCounter {
-    functions: Vec<Counted>,
-    noted: Vec<FunctionNumber>,
+    counts: Counts,
     /// The function of the innermost call, if that began in the stretch.
     innermost: FunctionNumber,
     /// The place up to which what ran was counted.
     at: u64,
-    /// The size of pieces; where the piece at hand begins, and in which functions it ran.
+    /// The size of pieces, and where the piece at hand ends. The stretch has all of it.
     piece: u64,
-    piece_begin: u64,
-    of_piece: Vec<FunctionNumber>,
+    piece_end: u64,
+    has_all: bool,
+    /// Room for what ran in a piece.
+    ran: Vec<(FunctionNumber, u64)>,
     stretch: Stretch,
 }
 
 impl LocalCounter {
+    /// One that cuts parts into pieces of so many instructions.
     pub(crate) fn new(piece: u64) -> Self {
         Self {
-            functions: Vec::new(),
-            noted: Vec::new(),
+            counts: Counts::default(),
             innermost: NO_FUNCTION,
             at: 0,
             piece,
-            piece_begin: 0,
-            of_piece: Vec::new(),
+            piece_end: piece,
+            has_all: true,
+            ran: Vec::new(),
             stretch: Stretch::default(),
         }
-    }
-
-    #[inline]
-    fn counted(&mut self, function: FunctionNumber) -> &mut Counted {
-        let index = function as usize;
-        let is_noted = |counted: &Counted| counted.is_noted;
-        if !self.functions.get(index).is_some_and(is_noted) {
-            self.note(function);
-        }
-        &mut self.functions[index]
-    }
-
-    #[cold]
-    fn note(&mut self, function: FunctionNumber) {
-        let index = function as usize;
-        if index >= self.functions.len() {
-            self.functions.resize(index + 1, Counted::default());
-        }
-        self.functions[index].is_noted = true;
-        self.noted.push(function);
     }
 
     /// What ran up to a place ran in the innermost call.
     #[inline]
     fn count_to(&mut self, at: u64) {
-        let ran = at - self.at;
-        if ran == 0 {
-            return;
+        if at >= self.piece_end {
+            self.count_pieces_to(at);
         }
+        self.count(at - self.at);
         self.at = at;
-        let function = self.innermost;
-        if function == NO_FUNCTION {
-            self.stretch.around += ran;
-            return;
-        }
-        let counted = self.counted(function);
-        counted.own += ran;
-        let is_first = counted.in_piece == 0;
-        counted.in_piece += ran;
-        if is_first {
-            self.of_piece.push(function);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_pieces_to(&mut self, at: u64) {
+        while at >= self.piece_end {
+            self.count(self.piece_end - self.at);
+            self.at = self.piece_end;
+            self.end_piece();
         }
     }
 
-    fn end_piece(&mut self, at: u64, offset: Option<StreamOffset>) {
-        let mut others = at - self.piece_begin;
-        let mut most = (NO_FUNCTION, 0);
-        for function in self.of_piece.drain(..) {
-            if let Some(counted) = self.functions.get_mut(function as usize) {
-                let ran = std::mem::take(&mut counted.in_piece);
-                others -= ran;
-                if ran >= most.1 {
-                    most = (function, ran);
-                }
+    #[inline(always)]
+    fn count(&mut self, ran: u64) {
+        if ran > 0 {
+            if self.innermost == NO_FUNCTION {
+                self.stretch.around += ran;
             }
+            self.counts.ran(self.innermost, ran);
         }
-        let function = if others > most.1 { NO_FUNCTION } else { most.0 };
-        self.piece_begin = at;
-        self.stretch.pieces.push(LocalPiece {
-            at,
-            offset,
-            function,
-        });
+    }
+
+    fn end_piece(&mut self) {
+        let has_all = std::mem::replace(&mut self.has_all, true);
+        self.piece_end += self.piece;
+        self.cut(has_all);
+    }
+
+    /// What ran in the piece so far is noted.
+    fn cut(&mut self, has_all: bool) {
+        self.ran.clear();
+        self.ran.extend(self.counts.end_piece());
+        let of = |function: FunctionNumber| {
+            let found = self.ran.iter().find(|(of, _)| *of == function);
+            found.map_or(0, |(_, ran)| *ran)
+        };
+        let first = most(self.ran.iter().copied()).map_or(NO_FUNCTION, |(function, _)| function);
+        let others = self.ran.iter().filter(|(function, _)| *function != first);
+        let second = most(
+            others
+                .copied()
+                .filter(|(function, _)| *function != NO_FUNCTION),
+        );
+        // The call around may be of any function.
+        let against = match first {
+            NO_FUNCTION => second.map_or(0, |_| u64::MAX),
+            _ => second.map_or(0, |(_, ran)| ran) + of(NO_FUNCTION),
+        };
+        let ran = match has_all && of(first) > against {
+            true => PieceRan::Most(first),
+            false => {
+                self.stretch.shares.extend_from_slice(&self.ran);
+                PieceRan::Shares(self.ran.len() as u32)
+            }
+        };
+        self.stretch.pieces.push(LocalPiece { at: self.at, ran });
+    }
+
+    /// The next stretch begins here.
+    fn begin_at(&mut self, at: u64) {
+        self.at = at;
+        self.piece_end = (at / self.piece + 1) * self.piece;
+        self.has_all = at.is_multiple_of(self.piece);
     }
 }
 
@@ -158,6 +154,14 @@ impl LocalVisitor for LocalCounter {
         self.piece
     }
 
+    fn size(stretch: &Stretch) -> usize {
+        size_of::<Stretch>()
+            + size_of_val(&stretch.sums[..])
+            + size_of_val(&stretch.pieces[..])
+            + size_of_val(&stretch.shares[..])
+            + size_of_val(&stretch.kept[..])
+    }
+
     #[inline]
     fn enter(&mut self, function: FunctionId, kind: CallKind, begin: u64) {
         // A call that was a stub's at first began before.
@@ -165,14 +169,7 @@ impl LocalVisitor for LocalCounter {
         let function = function.index() as FunctionNumber;
         let is_inlined = kind == CallKind::Inline;
         self.stretch.calls += u64::from(!is_inlined);
-        let since = self.at;
-        let counted = self.counted(function);
-        counted.calls += 1;
-        counted.is_inlined |= is_inlined;
-        if counted.open == 0 {
-            counted.since = since;
-        }
-        counted.open += 1;
+        self.counts.call(function, is_inlined, self.at);
         self.innermost = function;
     }
 
@@ -184,14 +181,8 @@ impl LocalVisitor for LocalCounter {
         outer: Option<FunctionId>,
     ) {
         self.count_to(end);
-        if let Some(counted) = self.functions.get_mut(call.function.index())
-            && counted.open > 0
-        {
-            counted.open -= 1;
-            if counted.open == 0 {
-                counted.total += end - counted.since;
-            }
-        }
+        self.counts
+            .close(call.function.index() as FunctionNumber, end);
         self.innermost = outer.map_or(NO_FUNCTION, |outer| outer.index() as FunctionNumber);
         if end - call.begin >= KeptCalls::SHORTEST {
             self.stretch.kept.push((*call, end, offset));
@@ -203,70 +194,42 @@ impl LocalVisitor for LocalCounter {
     #[inline]
     fn sum(&mut self, sum: &LocalSum) {
         let function = sum.function.index() as FunctionNumber;
-        let (own, total) = (u64::from(sum.own), u64::from(sum.total));
-        let calls = u64::from(sum.calls);
+        let (own, calls) = (u64::from(sum.own), u64::from(sum.calls));
         // So much less ran in the innermost call.
         self.at += own;
         if !sum.is_inlined {
             self.stretch.calls += calls;
         }
-        let counted = self.counted(function);
-        counted.own += own;
-        counted.calls += calls;
-        counted.is_inlined |= sum.is_inlined;
-        if counted.open == 0 {
-            counted.total += total;
-        }
-        let is_first = counted.in_piece == 0 && own > 0;
-        counted.in_piece += own;
-        if is_first {
-            self.of_piece.push(function);
-        }
+        let counted = Counted::of_sum(own, sum.total.into(), calls, sum.is_inlined);
+        self.counts.add(function, &counted);
+        self.counts.ran_in_piece(function, own);
     }
 
-    fn ran(&mut self, at: u64, offset: StreamOffset) -> u64 {
+    fn ran(&mut self, at: u64) {
         self.count_to(at);
-        self.end_piece(at, Some(offset));
-        at + self.piece
     }
 
     fn take(&mut self, at: u64, open: &mut dyn Iterator<Item = FunctionId>) -> Stretch {
         self.count_to(at);
-        self.end_piece(at, None);
-        for function in open {
-            if let Some(counted) = self.functions.get_mut(function.index()) {
-                counted.open = 0;
-            }
+        if !at.is_multiple_of(self.piece) {
+            self.cut(false);
         }
-        let mut sums = Vec::with_capacity(self.noted.len());
-        for function in self.noted.drain(..) {
-            if let Some(counted) = self.functions.get_mut(function as usize) {
-                let counted = std::mem::take(counted);
-                sums.push(StretchSum {
-                    function,
-                    own: counted.own,
-                    total: counted.total,
-                    calls: counted.calls,
-                    is_inlined: counted.is_inlined,
-                });
-            }
+        for function in open {
+            self.counts.forget_open(function.index() as FunctionNumber);
         }
         self.innermost = NO_FUNCTION;
         let mut stretch = std::mem::take(&mut self.stretch);
-        (stretch.end, stretch.sums) = (at, sums);
+        (stretch.end, stretch.sums) = (at, self.counts.take(at));
         self.stretch.begin = at;
+        self.begin_at(at);
         stretch
     }
 
     fn skip(&mut self, at: u64) {
-        self.at = at;
-        self.piece_begin = at;
+        self.counts.end_piece().for_each(drop);
         self.stretch.pieces.clear();
+        self.stretch.shares.clear();
         (self.stretch.begin, self.stretch.around) = (at, 0);
-        for function in self.of_piece.drain(..) {
-            if let Some(counted) = self.functions.get_mut(function as usize) {
-                counted.in_piece = 0;
-            }
-        }
+        self.begin_at(at);
     }
 }

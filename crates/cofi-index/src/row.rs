@@ -100,6 +100,8 @@ pub(crate) struct Bins {
     pub(crate) shift: u32,
     /// The function, and how many instructions of it ran, as far as that is known.
     pub(crate) list: Vec<(FunctionNumber, u32)>,
+    /// Of events, each has 2^event_shift instructions.
+    pub(crate) event_shift: u32,
     /// Which kinds of events were in each, up to the last that had any.
     pub(crate) events: Vec<u16>,
 }
@@ -379,7 +381,7 @@ impl Row {
                 .knots
                 .windows(2)
                 .all(|pair| pair[0].at <= pair[1].at && pair[0].time <= pair[1].time)
-            && self.bins.shift < 64
+            && self.bins.shift.max(self.bins.event_shift) < 64
             && self
                 .bins
                 .list
@@ -434,8 +436,8 @@ impl Bins {
     /// The kinds of events in the bins that begin in a range of places.
     fn events(&self, range: Range<u64>) -> u16 {
         let begin = |place: u64| {
-            let whole = place >> self.shift;
-            let is_behind = whole << self.shift < place;
+            let whole = place >> self.event_shift;
+            let is_behind = whole << self.event_shift < place;
             ((whole + u64::from(is_behind)) as usize).min(self.events.len())
         };
         let bins = self.events.get(begin(range.start)..begin(range.end));
@@ -444,22 +446,36 @@ impl Bins {
 
     /// An event was at a place.
     pub(crate) fn note_event(&mut self, at: u64, bit: u16) {
-        let bin = (at >> self.shift) as usize;
-        // The last instructions of a row are in the bin at hand, which is the last.
-        if bin <= Self::MOST {
-            if bin >= self.events.len() {
-                self.events.resize(bin + 1, 0);
-            }
-            self.events[bin] |= bit;
+        while at >> self.event_shift >= Self::MOST as u64 {
+            let pairs = self.events.chunks(2);
+            self.events = pairs
+                .map(|pair| pair.iter().fold(0, |all, bits| all | bits))
+                .collect();
+            self.event_shift += 1;
+        }
+        let bin = (at >> self.event_shift) as usize;
+        if bin >= self.events.len() {
+            self.events.resize(bin + 1, 0);
+        }
+        self.events[bin] |= bit;
+    }
+
+    /// Where the bin at hand ends.
+    pub(crate) const fn end(&self) -> u64 {
+        (self.list.len() as u64 + 1) << self.shift
+    }
+
+    /// The bin at hand ends: this function ran most.
+    pub(crate) fn push(&mut self, function: FunctionNumber, ran: u64) {
+        let ran = u32::try_from(ran).unwrap_or(u32::MAX);
+        self.list.push((function, ran));
+        if self.list.len() >= Self::MOST {
+            self.halve();
         }
     }
 
     /// Half as many, each of twice the size.
-    pub(crate) fn halve(&mut self) {
-        let pairs = self.events.chunks(2);
-        self.events = pairs
-            .map(|pair| pair.iter().fold(0, |all, bits| all | bits))
-            .collect();
+    fn halve(&mut self) {
         let pairs = self.list.chunks(2).map(|pair| match pair {
             [(one, a), (other, b)] if one == other => (*one, a.saturating_add(*b)),
             [a, b] => *if a.1 >= b.1 { a } else { b },

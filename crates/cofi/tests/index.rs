@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::index::{CALLS, recording, with_session};
+use common::index::{CALLS, TURNS, recording, recording_of, with_session};
 use common::{STATIC, Scratch, cofi, has_qemu, run};
 
 use std::cell::Cell;
@@ -674,6 +674,149 @@ fn axes_go_together() {
             }
         }
     });
+}
+
+/// However many threads build an index, and whichever chunks are decoded twice, each byte of it is the same.
+#[test]
+fn the_same_index_is_built_each_time() {
+    let scratch = Scratch::new();
+    for (source, sizes) in [(CALLS, [1, 700, 1 << 14]), (TURNS, [1, 500, 1 << 14])] {
+        let Some(data) = recording_of(&scratch, source) else {
+            return;
+        };
+        with_session(&data, |session, bytes| {
+            let print = Fingerprint::of(session, bytes);
+            let path = scratch.path("built");
+            let build = |chunk: usize, threads: usize, waiting: usize, inlined: bool| {
+                let mut options = IndexOptions::default();
+                options.chunk = NonZeroUsize::new(chunk).expect("a size");
+                options.threads = NonZeroUsize::new(threads).expect("some");
+                (options.waiting, options.inlined) = (waiting, inlined);
+                let never = AtomicBool::new(false);
+                let index = Index::build(session, &options, &never, &|_| {});
+                let index = index.expect("an index");
+                index.save(&path, &print).expect("it is written");
+                (std::fs::read(&path).expect("the index"), index)
+            };
+            for chunk in sizes {
+                for inlined in [false, true] {
+                    // None are followed as parts: so this is one reading, by one thread.
+                    let (wanted, whole) = build(chunk, 1, 0, inlined);
+                    assert!(whole.rows()[0].insns > 10_000);
+                    for (threads, waiting) in
+                        [(1, 1 << 30), (2, 1 << 30), (5, 1 << 30), (3, 200_000)]
+                    {
+                        let (found, index) = build(chunk, threads, waiting, inlined);
+                        let what =
+                            format!("{chunk} bytes, {threads} threads, {waiting}, {inlined}");
+                        for (found, wanted) in index.rows().iter().zip(whole.rows()) {
+                            assert_eq!(format!("{found:?}"), format!("{wanted:?}"), "{what}");
+                        }
+                        assert_eq!(index.functions(), whole.functions(), "{what}");
+                        assert!(found == wanted, "{what}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The colour of a slice is the function that ran most there, but where pieces of 256 instructions do not tell that.
+#[test]
+fn slices_have_the_colour_of_what_ran_most() {
+    let scratch = Scratch::new();
+    let Some(data) = recording(&scratch) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let index = Arc::new(index(session, 1 << 14));
+        let row = &index.rows()[0];
+        let mut explorer = Explorer::new(session, index.clone());
+        let strip = row.strip(Axis::Instructions, &(0..row.insns), 128);
+        let mut wrong = 0;
+        for (number, bin) in strip.iter().enumerate() {
+            let edge = |number: usize| row.insns * number as u64 / 128;
+            let range = edge(number)..edge(number + 1);
+            let table = explorer.functions(&[(0, range)], &|| false);
+            let most = table.rows.iter().map(|sum| sum.own).max().unwrap_or(0);
+            let mut own = table.rows.iter();
+            let own = own.find(|sum| Some(sum.function) == bin.function);
+            wrong += usize::from(own.is_none_or(|sum| sum.own < most));
+        }
+        assert!(wrong < 128 / 16, "{wrong} of 128");
+    });
+}
+
+/// Where a program switches stacks, what ran in functions themselves is what the calls tell that were left: of all, and of parts.
+#[test]
+fn own_instructions_are_right_where_stacks_switch() {
+    let scratch = Scratch::new();
+    let Some(data) = recording_of(&scratch, TURNS) else {
+        return;
+    };
+    with_session(&data, |session, _| {
+        let mut own = Own::default();
+        let stream = &session.streams()[0];
+        let mut flow = session.decode(stream);
+        let mut tracer = CallTracer::new(session, stream).with_inlined();
+        while tracer.follow(&mut flow, &mut own) {}
+        tracer.finish(&mut own);
+        assert!(own.stacks > 2, "{own:?}");
+        for size in [1, 1 << 14] {
+            let index = Arc::new(index(session, size));
+            let mut explorer = Explorer::new(session, index.clone());
+            let insns = index.rows()[0].insns;
+            let mut table = |range: std::ops::Range<u64>| {
+                let table = explorer.functions(&[(0, range)], &|| false);
+                let name = |function: u32| index.functions()[function as usize].name.clone();
+                let mut sums = BTreeMap::<String, u64>::new();
+                for sum in table.rows.iter().filter(|sum| sum.own > 0) {
+                    *sums.entry(name(sum.function)).or_default() += sum.own;
+                }
+                sums
+            };
+            assert_eq!(differing(&table(0..insns), &own.sums), [], "{size}");
+            for range in ranges(insns) {
+                let mut sums = table(0..range.start);
+                for rest in [range.clone(), range.end..insns] {
+                    for (name, own) in table(rest) {
+                        *sums.entry(name).or_default() += own;
+                    }
+                }
+                assert_eq!(differing(&sums, &own.sums), [], "{size} {range:?}");
+            }
+        }
+    });
+}
+
+/// The functions of which two sums differ.
+fn differing(
+    one: &BTreeMap<String, u64>,
+    other: &BTreeMap<String, u64>,
+) -> Vec<(String, u64, u64)> {
+    let of = |sums: &BTreeMap<String, u64>, name: &String| sums.get(name).copied().unwrap_or(0);
+    let all = one.keys().chain(other.keys());
+    let both = all.map(|name| (name.clone(), of(one, name), of(other, name)));
+    both.filter(|(_, one, other)| one != other).collect()
+}
+
+/// What ran in functions themselves, as the calls tell it.
+#[derive(Debug, Default)]
+struct Own {
+    sums: BTreeMap<String, u64>,
+    stacks: u32,
+}
+
+impl CallVisitor for Own {
+    fn enter(&mut self, call: &Call, _: &CallNames) {
+        self.stacks = self.stacks.max(call.stack);
+    }
+    fn leave(&mut self, call: &Call, end: &CallEnd, names: &CallNames) {
+        if end.self_insns > 0 {
+            let name = names.describe(call.function).to_owned();
+            *self.sums.entry(name).or_default() += end.self_insns;
+        }
+    }
 }
 
 #[test]

@@ -118,13 +118,13 @@ impl Inlines {
 
     /// The chains, as they are kept.
     pub(super) fn saved(&self) -> SavedChains {
+        let numbers = self.numbers.iter().map(|(key, chain)| (*key, *chain));
+        let mut numbers: Vec<(ChainKey, Chain)> = numbers.collect();
+        // The same chains are the same bytes.
+        numbers.sort_unstable_by_key(|(_, chain)| *chain);
         SavedChains {
             list: self.list.clone(),
-            numbers: self
-                .numbers
-                .iter()
-                .map(|(key, chain)| (*key, *chain))
-                .collect(),
+            numbers,
         }
     }
 

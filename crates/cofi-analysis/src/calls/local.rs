@@ -4,7 +4,7 @@
 //! a [`LocalVisitor`] of them. What is left is written down for whoever knows the calls that were open before: steps that the rules have to look
 //! at, calls that stay open, and what was taken to be true of the calls beneath.
 
-use cofi_flow::{Item, Path, Time};
+use cofi_flow::{Item, Path};
 use cofi_image::{ImageView, Version};
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::ThreadFlow;
@@ -18,9 +18,6 @@ use super::thread::Coming;
 use super::tracer::{Code, era_of};
 use super::tracks::{Slot, Stays, StepKind};
 use super::{CallKind, FunctionId, Left};
-
-/// A part in which more is written down is not kept: whoever follows decodes it.
-const MOST: usize = 1 << 17;
 
 /// A call that began in a part, and was left in it.
 ///
@@ -65,8 +62,12 @@ pub trait LocalVisitor: Send {
     /// What is noted of a stretch of a part.
     type Stretch: Send;
 
-    /// A part begins. The place at which [`ran`](Self::ran) is to be called.
+    /// A part begins. So many instructions have the pieces into which it is cut: whoever follows the parts is told [when](super::PartVisitor::mark) each begins, and
+    /// no [sum](Self::sum) is of more than one of them.
     fn begin(&mut self) -> u64;
+
+    /// How many bytes that takes, about.
+    fn size(stretch: &Self::Stretch) -> usize;
 
     /// A call begins.
     fn enter(&mut self, function: FunctionId, kind: CallKind, begin: u64);
@@ -80,8 +81,8 @@ pub trait LocalVisitor: Send {
     /// Calls began and were left: in the innermost call, or in such ones.
     fn sum(&mut self, sum: &LocalSum);
 
-    /// So much ran, up to this packet. The place at which this is to be called next.
-    fn ran(&mut self, at: u64, offset: StreamOffset) -> u64;
+    /// So much ran: another piece has begun.
+    fn ran(&mut self, at: u64);
 
     /// The stretch ends here. Calls that are open are open no more, as far as the next stretch goes: the functions of `open`.
     fn take(&mut self, at: u64, open: &mut dyn Iterator<Item = FunctionId>) -> Self::Stretch;
@@ -107,6 +108,8 @@ pub(super) struct LocalFrame {
     pub(super) offset: StreamOffset,
     /// The how-manieth it is of its stretch.
     pub(super) number: u32,
+    /// The instructions that ran in it and in nothing that it called, as far as they were counted.
+    pub(super) self_insns: u64,
 }
 
 /// What is written down.
@@ -137,6 +140,8 @@ pub(super) struct StretchEnd {
     /// How many numbers of calls were given, and how many calls earn credit.
     pub(super) numbers: u32,
     pub(super) earned: u32,
+    /// The instructions that ran in the call beneath, and in nothing that it called.
+    pub(super) around: u64,
     /// How many were open at a time.
     pub(super) deepest: usize,
     /// The call beneath is no stub, and returns to none of these.
@@ -160,8 +165,14 @@ pub(super) struct Piece<'s> {
     pub(super) end: Option<(Coming, Ip, StreamOffset)>,
     pub(super) item: Option<Item>,
     pub(super) stand: Stand,
-    /// At the end of the part.
-    pub(super) time: Option<Time>,
+}
+
+/// Where a piece begins, and the packet that led to the block that runs there.
+#[derive(Clone, Copy, Debug)]
+pub struct PieceMark {
+    /// How many instructions of the part ran before.
+    pub(super) at: u64,
+    pub(super) offset: StreamOffset,
 }
 
 /// Functions and chains that a worker met first in a part.
@@ -181,14 +192,23 @@ pub struct TracedPart<'s, S> {
     pub(super) replaced: Vec<NewNumbers>,
     pub(super) ops: Vec<Op>,
     pub(super) stretches: Vec<S>,
+    /// How many bytes those take.
+    pub(super) noted: usize,
     pub(super) pieces: Vec<Piece<'s>>,
+    /// Where the pieces of a [visitor](LocalVisitor::begin) begin, whether the calls were followed or not.
+    pub(super) marks: Vec<PieceMark>,
 }
 
 impl<S> TracedPart<'_, S> {
-    /// The time at its end, as far as packets tell.
+    /// Where the pieces of a [visitor](LocalVisitor::begin) begin, if it is not followed as a part: for [`CallTracer::tell_marks`](super::CallTracer::tell_marks).
     #[must_use]
-    pub fn end_time(&self) -> Option<Time> {
-        self.pieces.last()?.time
+    pub fn marks(&self) -> &[PieceMark] {
+        &self.marks
+    }
+
+    /// How many bytes of memory it takes, about. Marks are few, and not among them.
+    pub(crate) fn size(&self) -> usize {
+        self.noted + self.ops.len() * size_of::<Op>() + self.pieces.len() * size_of::<Piece<'_>>()
     }
 
     /// It takes the place of what was decoded of parts of it.
@@ -213,7 +233,7 @@ pub(crate) struct PartTracer<'s, V> {
 }
 
 impl<'s, V: LocalVisitor> PartTracer<'s, V> {
-    /// A worker that writes down no more than so much of a part.
+    /// A worker that writes down no more than so many bytes of a part: one of which there are more is not kept, and whoever follows decodes it.
     pub(crate) fn new(worker: usize, with_inlined: bool, most: usize, visitor: V) -> Self {
         let mut code = Code::default();
         code.with_inlined = with_inlined;
@@ -224,13 +244,13 @@ impl<'s, V: LocalVisitor> PartTracer<'s, V> {
             sent: (0, 0),
             visitor,
             netting: Netting::default(),
-            most: most.min(MOST),
+            most,
         }
     }
 
     /// Begins with a part.
     pub(crate) fn begin(&mut self) -> PartRun<'_, 's, V> {
-        let next = self.visitor.begin();
+        let piece = self.visitor.begin();
         PartRun {
             part: TracedPart {
                 is_whole: true,
@@ -241,13 +261,19 @@ impl<'s, V: LocalVisitor> PartTracer<'s, V> {
                 replaced: Vec::new(),
                 ops: Vec::new(),
                 stretches: Vec::new(),
+                noted: 0,
                 pieces: Vec::new(),
+                marks: Vec::new(),
             },
             view: None,
             is_new: None,
             mode: None,
             passed: None,
-            local: Local::new(self.code.with_inlined, next),
+            local: Local::new(self.code.with_inlined),
+            piece,
+            next: piece,
+            next_mark: 0,
+            stand: StreamOffset(0),
             stays: Stays::after(&Coming::Anew),
             chain: NO_CHAIN,
             tracer: self,
@@ -270,6 +296,12 @@ pub(crate) struct PartRun<'r, 's, V: LocalVisitor> {
     /// The number of the code in its mode.
     mode: Option<u32>,
     local: Local,
+    /// How many instructions a piece has; where the one begins of which the visitor is told next; and the one whose time is to be told.
+    piece: u64,
+    next: u64,
+    next_mark: u64,
+    /// What runs stands behind this packet.
+    stand: StreamOffset,
     /// The last of the paths that did nothing to the stack, and its packet.
     passed: Option<(Slot, StreamOffset)>,
     stays: Stays,
@@ -286,6 +318,7 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
         let is_new = self.view.replace(state) != Some(state);
         self.is_new = is_new.then(|| view.clone());
         self.mode = None;
+        self.stand = self.stand.max(flow.offset());
         self.local.begin_piece();
         (self.stays, self.chain) = (Stays::after(&Coming::Anew), NO_CHAIN);
     }
@@ -304,7 +337,6 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
             Some(coming) => Some((coming, local.last_ip, local.offset)),
             None => None,
         };
-        let time = if item.is_none() { flow.time() } else { None };
         part.pieces.push(Piece {
             view: self.is_new.take(),
             ops: part.ops.len(),
@@ -312,9 +344,8 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
             end,
             item,
             stand: Stand::of(flow, task && item.is_some()),
-            time,
         });
-        if part.pieces.len() + part.ops.len() >= tracer.most {
+        if part.size() >= tracer.most {
             self.give_up();
         }
     }
@@ -338,6 +369,10 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
         // The mode changes with an event only.
         let code = *self.mode.get_or_insert_with(|| era_of(era, path.mode()));
         let (number, last) = (path.number(), path.offset());
+        let end = self.local.total + path.len() as u64;
+        if end > self.next_mark {
+            self.mark(code, path);
+        }
         if let Some(number) = number
             && let Some(slot) = self.tracer.code.tracks.slot(code, number)
             && slot.passes(self.stays, self.chain)
@@ -347,6 +382,7 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
             self.stays = slot.end;
         } else {
             self.unpass();
+            let in_order = end > self.next;
             let Self {
                 tracer,
                 part,
@@ -361,11 +397,11 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
                     part,
                     visitor: &mut tracer.visitor,
                 };
-                local.path(known, last, around);
+                local.path(known, last, in_order, around);
             } else {
-                self.learn(code, path);
+                self.learn(code, path, in_order);
             }
-            if self.part.ops.len() >= self.tracer.most {
+            if self.part.size() >= self.tracer.most {
                 self.give_up();
             }
             self.stays = self.local.coming.map_or_else(
@@ -374,13 +410,58 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
             );
             self.chain = self.local.chain().unwrap_or(NO_CHAIN);
         }
-        if self.local.total >= self.local.next && !self.local.is_in_stub() {
-            self.local.next = self.tracer.visitor.ran(self.local.total, last);
+        if self.local.total >= self.next && !self.local.is_in_stub() {
+            self.tracer.visitor.ran(self.local.total);
+            let begun = self.local.total / self.piece.max(1);
+            self.next = begun.saturating_add(1).saturating_mul(self.piece);
         }
     }
 
+    /// A path is to run in which pieces begin.
     #[cold]
-    fn learn(&mut self, code: u32, path: &Path<'_>) {
+    fn mark(&mut self, code: u32, path: &Path<'_>) {
+        self.unpass();
+        let PartTracer {
+            code: known, names, ..
+        } = &mut *self.tracer;
+        let Code {
+            now,
+            index,
+            shapes,
+            inlines,
+            with_inlined,
+            ..
+        } = known;
+        let Some((_, view)) = now else {
+            return;
+        };
+        let is_known = path.number().is_some();
+        let (mut at, mut offset) = (self.local.total, self.local.offset.max(self.stand));
+        let (marks, next, piece) = (&mut self.part.marks, &mut self.next_mark, self.piece);
+        path.for_each(|block| {
+            at += block.len() as u64;
+            while *next < at {
+                marks.push(PieceMark { at: *next, offset });
+                *next = next.saturating_add(piece.max(1));
+            }
+            // As it is where a path is learnt.
+            let is_decided = is_known || {
+                let number = index.number(code, block.ip(), block.len() as u32, || {
+                    let inlines = with_inlined.then_some(&mut *inlines);
+                    shapes.push_block(block, names, view, inlines)
+                });
+                shapes
+                    .get(number)
+                    .is_some_and(|(shape, _)| shape.is_decided())
+            };
+            if is_decided {
+                offset = offset.max(block.offset());
+            }
+        });
+    }
+
+    #[cold]
+    fn learn(&mut self, code: u32, path: &Path<'_>, in_order: bool) {
         let Self {
             tracer,
             part,
@@ -433,7 +514,7 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
                 part,
                 visitor,
             };
-            local.path(known, last, around);
+            local.path(known, last, in_order, around);
         }
         tracks.end(code, number);
     }
@@ -444,6 +525,7 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
         self.part.is_whole = false;
         self.part.ops.clear();
         self.part.stretches.clear();
+        self.part.noted = 0;
         self.part.pieces.clear();
     }
 
@@ -452,7 +534,7 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
         let Self {
             tracer, mut part, ..
         } = self;
-        if !part.is_whole || part.ops.len() >= tracer.most {
+        if !part.is_whole || part.size() >= tracer.most {
             part.is_whole = false;
             (part.ops, part.stretches, part.pieces) = (Vec::new(), Vec::new(), Vec::new());
         }

@@ -38,6 +38,8 @@ pub(super) struct Local {
     calls: usize,
     /// How many instructions ran.
     pub(super) total: u64,
+    /// The place up to which what ran was counted to the innermost call; with what ran in calls that are told of as sums.
+    counted: u64,
     /// The packet that led to where control is.
     pub(super) offset: StreamOffset,
     /// How control comes to what runs next; none if whoever follows knows.
@@ -53,18 +55,15 @@ pub(super) struct Local {
     jumps: FxHashSet<Ip>,
     /// Something was taken to be true of the call beneath.
     assumes: bool,
-    /// The place of which the visitor is told next.
-    pub(super) next: u64,
     /// Room for the inlined functions that begin together, the innermost first.
     entered: Vec<(Chain, FunctionId)>,
 }
 
 impl Local {
-    /// None are open. The visitor is told at that place for the first time.
-    pub(super) fn new(with_inlined: bool, next: u64) -> Self {
+    /// None are open.
+    pub(super) fn new(with_inlined: bool) -> Self {
         Self {
             with_inlined,
-            next,
             ..Self::default()
         }
     }
@@ -107,11 +106,13 @@ impl Local {
         }
     }
 
+    /// A path ran. Its calls are told of one by one if what happens `in_order` matters.
     #[inline]
     pub(super) fn path<V: LocalVisitor>(
         &mut self,
         known: Known<'_>,
         last: StreamOffset,
+        in_order: bool,
         around: &mut LocalAround<'_, '_, V>,
     ) {
         let (track, total, before) = (known.track, self.total, self.offset);
@@ -133,10 +134,15 @@ impl Local {
                 self.is_safe = track.is_plain && track.at.is_named;
             }
         }
+        if in_order {
+            return self.path_in_order(known, last, around);
+        }
         for step in known.net {
             match step {
                 NetStep::Sum(sum, depth) => {
                     self.tell_stub(around.visitor);
+                    // So much less ran in the innermost call.
+                    self.counted += u64::from(sum.own);
                     self.stretch.numbers += sum.calls;
                     self.stretch.earned += if sum.is_inlined { 0 } else { sum.calls };
                     let deepest = self.frames.len() + *depth as usize;
@@ -169,6 +175,23 @@ impl Local {
         self.stand_behind(track, last);
     }
 
+    /// A path runs, to which control has come: its calls are told of one by one.
+    #[cold]
+    #[inline(never)]
+    fn path_in_order<V: LocalVisitor>(
+        &mut self,
+        known: Known<'_>,
+        last: StreamOffset,
+        around: &mut LocalAround<'_, '_, V>,
+    ) {
+        let (total, before) = (self.total, self.offset);
+        for step in known.brief {
+            self.brief(step, &known, (last, before), total, around);
+        }
+        self.total = total + u64::from(known.track.insns);
+        self.stand_behind(known.track, last);
+    }
+
     /// Control is at a place of the path at hand: of its last packet, and the one before it; so much ran before.
     #[inline]
     fn stand_at(
@@ -182,6 +205,7 @@ impl Local {
     }
 
     /// Takes account of a step.
+    #[inline(always)]
     fn brief<V: LocalVisitor>(
         &mut self,
         step: &BriefStep,
@@ -256,6 +280,7 @@ impl Local {
         };
         let behind = step.return_behind;
         self.offset = behind.map_or(before, |behind| back(last, behind));
+        self.counted += u64::from(step.return_insns - step.insns);
         self.total = total + u64::from(step.return_insns);
         let outer = self.frames.last().map(|outer| outer.function);
         around
@@ -368,17 +393,30 @@ impl Local {
             begin: self.total,
             offset: self.offset,
             number: self.stretch.numbers,
+            self_insns: 0,
+        }
+    }
+
+    /// Gives the innermost call what has run since this was done last.
+    #[inline]
+    fn count(&mut self) {
+        let ran = self.total - self.counted;
+        self.counted = self.total;
+        match self.frames.last_mut() {
+            Some(top) => top.self_insns += ran,
+            None => self.stretch.around += ran,
         }
     }
 
     #[inline]
     fn push(&mut self, frame: LocalFrame) {
+        self.count();
         self.calls += usize::from(frame.chain == 0);
         self.frames.push(frame);
         self.stretch.deepest = self.stretch.deepest.max(self.frames.len());
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter<V: LocalVisitor>(
         &mut self,
         kind: CallKind,
@@ -398,6 +436,7 @@ impl Local {
     #[inline]
     fn leave<V: LocalVisitor>(&mut self, left: Left, visitor: &mut V) -> Option<Chain> {
         let frame = self.frames.pop()?;
+        self.counted = self.total;
         self.calls -= usize::from(frame.chain == 0);
         let call = LocalCall {
             function: frame.function,
@@ -496,6 +535,7 @@ impl Local {
             begin: self.total,
             offset: self.offset,
             number: self.stretch.numbers,
+            self_insns: 0,
         });
         self.stretch.numbers += 1;
     }
@@ -543,11 +583,20 @@ impl Local {
         let is_noted = self.stretch.numbers > 0;
         // What ran in a stub is counted with the function to which it jumps.
         let stub = self.frames.last().filter(|top| top.is_stub);
-        let end = stub.map_or(self.total, |stub| stub.begin);
+        let end = match stub {
+            Some(stub) => stub.begin,
+            None => {
+                self.count();
+                self.total
+            }
+        };
+        self.counted = self.total;
         if is_noted {
             let open = self.frames.iter().filter(|frame| !frame.is_stub);
             let mut open = open.map(|frame| frame.function);
-            part.stretches.push(visitor.take(end, &mut open));
+            let stretch = visitor.take(end, &mut open);
+            part.noted += V::size(&stretch);
+            part.stretches.push(stretch);
         }
         if !is_noted || end < self.total {
             visitor.skip(self.total);

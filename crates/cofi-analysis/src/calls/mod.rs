@@ -52,7 +52,7 @@ pub use brief::BriefCall;
 pub use by_task::ByTask;
 pub use clock::{SavedClock, StreamClock};
 pub use in_order::{CallPart, CallParts, CallsInOrder, FinishedCall};
-pub use local::{LocalCall, LocalSum, LocalVisitor, TracedPart};
+pub use local::{LocalCall, LocalSum, LocalVisitor, PieceMark, TracedPart};
 pub(crate) use local::{PartRun, PartTracer};
 pub use names::CallNames;
 pub use parts::{PartMark, PartVisitor, StretchPlace, Unfit};
@@ -264,6 +264,12 @@ pub trait CallVisitor {
     /// An open call was told of in brief, the innermost but for those that this is called for next. It is [left](Self::leave) as others are.
     fn settled(&mut self, call: &Call, noted: u64) {
         let _ = (call, noted);
+    }
+
+    /// The thread runs on another stack from here on, whose innermost call this is. On one of which none is known, or not yet, there is none; it may be told
+    /// later than it was.
+    fn switched(&mut self, innermost: Option<i64>, at: &CallMoment) {
+        let _ = (innermost, at);
     }
 
     /// All calls of the thread were left: trace is missing, another program begins, or the stream ends. Numbers begin anew.

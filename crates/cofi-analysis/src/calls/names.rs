@@ -137,16 +137,18 @@ impl CallNames {
 
     /// All that is known.
     pub(super) fn saved(&self) -> SavedNames {
-        SavedNames {
+        let cold = self.cold.iter().map(|(cold, whole)| (*cold, *whole));
+        let moved = self.moved.iter().map(|(of, by)| (*of, *by));
+        let mut saved = SavedNames {
             functions: self.functions.list().to_vec(),
             traits: self.traits.clone(),
-            cold: self
-                .cold
-                .iter()
-                .map(|(cold, whole)| (*cold, *whole))
-                .collect(),
-            moved: self.moved.iter().map(|(of, by)| (*of, *by)).collect(),
-        }
+            cold: cold.collect(),
+            moved: moved.collect(),
+        };
+        // The same names are the same bytes.
+        saved.cold.sort_unstable();
+        saved.moved.sort_unstable();
+        saved
     }
 
     /// What [`saved`](Self::saved) gave.

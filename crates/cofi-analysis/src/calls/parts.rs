@@ -6,7 +6,7 @@ use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::Task;
 
 use super::inlines::{Chain, InlineFrame};
-use super::local::{LocalFrame, NewNumbers, Op, OpKind, Piece, StretchEnd, TracedPart};
+use super::local::{LocalFrame, NewNumbers, Op, OpKind, Piece, PieceMark, StretchEnd, TracedPart};
 use super::names::{GoRole, Location};
 use super::shapes::{Hop, Transfer};
 use super::thread::{Around, Coming, DEEPEST, Thread};
@@ -39,12 +39,15 @@ pub struct StretchPlace<'a> {
 
 /// Is told of what is left of parts, and of what [was noted](super::LocalVisitor) of their stretches.
 ///
-/// What ran in a function itself, the stretches tell. The calls that this visitor is told of have less in [`CallEnd::self_insns`](super::CallEnd::self_insns): what ran in stretches
-/// is not in it, here and of calls that are open in a [state](super::CallStates) of this tracer.
 pub trait PartVisitor<S>: CallVisitor {
     /// Before what ran between two events: the thread that runs, how many instructions of it ran so far, and how many of the stream.
     fn piece(&mut self, running: (Task, u64), instructions: u64) {
         let _ = (running, instructions);
+    }
+
+    /// When a piece of the [worker](super::LocalVisitor::begin) begins, before which so many instructions of the stream ran.
+    fn mark(&mut self, at: u64, tsc: Option<Tsc>) {
+        let _ = (at, tsc);
     }
 
     /// Asks for the times at packets of a stretch that it is told of next.
@@ -138,6 +141,14 @@ impl<'s> CallTracer<'s> {
         is_known
     }
 
+    /// When the pieces of a part begin, which is followed next, and not as a part: each with how many instructions of the stream ran before.
+    pub fn tell_marks(&self, marks: &[PieceMark], mut tell: impl FnMut(u64, Option<Tsc>)) {
+        let mut clock = self.clock.clone();
+        for mark in marks {
+            tell(self.instructions + mark.at, clock.at(mark.offset).0);
+        }
+    }
+
     /// Takes note of what the numbers of a part mean, which is the next of its stream. This is to be done of all parts, in their order.
     pub fn adopt<S>(&mut self, part: &mut TracedPart<'s, S>) {
         for new in std::mem::take(&mut part.replaced) {
@@ -195,9 +206,14 @@ impl<'s> CallTracer<'s> {
             ops,
             stretches,
             pieces,
+            marks,
             ..
         } = part;
         let mut stretches = stretches.into_iter();
+        let mut marks = Marks {
+            left: &marks,
+            begin: self.instructions,
+        };
         let mut view: Option<ImageView<'s>> = None;
         let (mut first, mut begin) = (0, 0);
         for mut piece in pieces {
@@ -211,7 +227,8 @@ impl<'s> CallTracer<'s> {
             self.tell_changes(visitor);
             self.arrive(visitor);
             let of_piece = ops.get(first..piece.ops).unwrap_or_default();
-            self.take_piece((of_piece, begin), &piece, &mut stretches, numbers, visitor)?;
+            let noted = (&mut stretches, &mut marks);
+            self.take_piece((of_piece, begin), &piece, noted, numbers, visitor)?;
             (first, begin) = (piece.ops, piece.at);
             match piece.item {
                 Some(item) => self.item(&item, piece.stand, visitor),
@@ -226,7 +243,7 @@ impl<'s> CallTracer<'s> {
         &mut self,
         (ops, begin): (&[Op], u64),
         piece: &Piece<'s>,
-        stretches: &mut impl Iterator<Item = S>,
+        (stretches, marks): (&mut impl Iterator<Item = S>, &mut Marks<'_>),
         numbers: &Numbers,
         visitor: &mut impl PartVisitor<S>,
     ) -> Result<(), Unfit> {
@@ -240,6 +257,10 @@ impl<'s> CallTracer<'s> {
         // The number of the first call of the stretch at hand.
         let mut first = 0;
         for (index, op) in ops.iter().enumerate() {
+            // (Those of a stretch are among what is asked for together.)
+            if matches!(op.kind, OpKind::Arrive(..) | OpKind::Step(_)) {
+                marks.tell(op.at, &mut self.clock, visitor);
+            }
             let mut around = Around {
                 visitor: &mut *visitor,
                 clock: &mut self.clock,
@@ -276,10 +297,21 @@ impl<'s> CallTracer<'s> {
                         visitor.times(noted, &mut |offset| asked.ask(offset));
                     }
                     let open = ops.get(index + 1..).unwrap_or_default().iter();
+                    let before = asked.offsets.len();
                     for op in open.take_while(|op| matches!(op.kind, OpKind::Open(_))) {
                         asked.ask(op.offset);
                     }
+                    asked.next = before;
+                    let before = asked.offsets.len();
+                    let in_stretch = marks.take(op.at);
+                    for mark in in_stretch {
+                        asked.ask(mark.offset);
+                    }
                     asked.answer(&mut self.clock, self.offset);
+                    let times = asked.times.get(before..).unwrap_or_default();
+                    for (mark, (tsc, _)) in in_stretch.iter().zip(times) {
+                        visitor.mark(marks.begin + mark.at, *tsc);
+                    }
                     if let Some(noted) = noted {
                         let of_stretch = StretchPlace {
                             insns: place(end.begin),
@@ -291,11 +323,8 @@ impl<'s> CallTracer<'s> {
                         };
                         visitor.stretch(noted, &of_stretch);
                     }
+                    self.thread.total = place(end.begin);
                     first = self.thread.take_stretch(end, place(op.at));
-                    asked.next = asked.times.len();
-                    let open = ops.get(index + 1..).unwrap_or_default().iter();
-                    let open = open.take_while(|op| matches!(op.kind, OpKind::Open(_)));
-                    asked.next -= open.count();
                 }
                 OpKind::Open(frame) => {
                     let (tsc, cycles) = asked.take();
@@ -317,6 +346,10 @@ impl<'s> CallTracer<'s> {
             }
         }
         let ran = piece.at - begin;
+        // One that begins where this ends begins behind what happens there.
+        if let Some(last) = piece.at.checked_sub(1) {
+            marks.tell(last, &mut self.clock, visitor);
+        }
         self.thread.total = before + ran;
         if let Some((coming, last_ip, offset)) = piece.end {
             self.thread.coming = match coming {
@@ -332,6 +365,30 @@ impl<'s> CallTracer<'s> {
             self.continue_from(false);
         }
         Ok(())
+    }
+}
+
+/// Where the worker's pieces begin that were not told of yet.
+#[derive(Debug)]
+struct Marks<'m> {
+    left: &'m [PieceMark],
+    /// How many instructions of the stream ran before the part.
+    begin: u64,
+}
+
+impl<'m> Marks<'m> {
+    /// Those up to a place.
+    fn take(&mut self, at: u64) -> &'m [PieceMark] {
+        let count = self.left.iter().take_while(|mark| mark.at <= at).count();
+        let (these, left) = self.left.split_at(count);
+        self.left = left;
+        these
+    }
+
+    fn tell<S>(&mut self, at: u64, clock: &mut StreamClock<'_>, visitor: &mut impl PartVisitor<S>) {
+        for mark in self.take(at) {
+            visitor.mark(self.begin + mark.at, clock.at(mark.offset).0);
+        }
     }
 }
 
@@ -398,11 +455,15 @@ impl Thread {
             })
     }
 
-    /// The calls of a stretch took numbers, and paid. The number of the first.
+    /// The calls of a stretch, which begins where the thread stands, took numbers, and paid; and the innermost call ran. The number of the first.
     fn take_stretch(&mut self, end: &StretchEnd, total: u64) -> i64 {
         let first = self.next;
         self.next += i64::from(end.numbers);
         self.earn_of(end.earned as usize);
+        self.count();
+        // So that it is what ran in the innermost call.
+        self.total += end.around;
+        self.count();
         (self.total, self.counted) = (total, total);
         first
     }
@@ -425,7 +486,7 @@ impl Thread {
                 owner: self.stack.frames.len().saturating_sub(1),
                 begin: self.stack.own(begin.insns),
                 at: begin.insns.wrapping_add(self.of_others),
-                self_insns: 0,
+                self_insns: local.self_insns,
             });
             return Some(call);
         }
@@ -438,6 +499,7 @@ impl Thread {
         let mut frame = self.frame(from, (local.to, at), depth, begin);
         (frame.call, frame.ret) = (call, Some(local.ret));
         (frame.jumper, frame.is_stub) = (local.jumper, local.is_stub);
+        frame.self_insns = local.self_insns;
         self.stack.frames.push(frame);
         (!local.is_stub).then_some(call)
     }

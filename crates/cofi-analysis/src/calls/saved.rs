@@ -154,11 +154,14 @@ impl CallStates {
 
     /// Keeps where a tracer stands, between two flows of a stream. Its number; none where it is not known on which of several stacks control is.
     pub fn push(&mut self, tracer: &CallTracer<'_>) -> Option<usize> {
-        let all = || std::iter::once(&tracer.thread).chain(tracer.threads.values());
-        if all().any(|thread| thread.undecided.is_some() || thread.moment.is_some()) {
+        let all = std::iter::once(&tracer.thread).chain(tracer.threads.values());
+        let mut all: Vec<&Thread> = all.collect();
+        if { all.iter() }.any(|thread| thread.undecided.is_some() || thread.moment.is_some()) {
             return None;
         }
-        for thread in all() {
+        // What is kept does not depend on how they are hashed.
+        all.sort_unstable_by_key(|thread| thread.task);
+        for thread in all {
             self.keep(thread);
         }
         self.states.push(State {
@@ -195,6 +198,10 @@ impl CallStates {
             let is_in_use = place == thread.others.len();
             stacks.push(self.keep_stack(stack, is_in_use, last));
         }
+        self.count(
+            thread.stack.frames.len(),
+            thread.total.wrapping_sub(thread.counted),
+        );
         let kept: Vec<u32> = stacks.iter().map(|last| last.kept as u32).collect();
         let (stack, others) = kept
             .split_last()
@@ -208,7 +215,7 @@ impl CallStates {
             struck_at: thread.struck_at,
             total: thread.total,
             of_others: thread.of_others,
-            counted: thread.counted,
+            counted: thread.total,
             next: thread.next,
             stacks: thread.stacks,
             outer: thread.outer,
@@ -225,6 +232,20 @@ impl CallStates {
             stacks,
         };
         self.last.insert(thread.task, last);
+    }
+
+    /// Gives the innermost call of the stack that was kept last, which has so many frames, what has run in it, so that it does not matter when that was done last.
+    fn count(&mut self, frames: usize, ran: u64) {
+        let Some(stack) = self.stacks.last_mut() else {
+            return;
+        };
+        let Some(top) = index(stack.top).and_then(|top| self.frames.get_mut(top)) else {
+            return;
+        };
+        match stack.inlines.last_mut() {
+            Some(inline) if inline.owner + 1 == frames => inline.self_insns += ran,
+            _ => top.frame.self_insns += ran,
+        }
     }
 
     fn keep_stack(&mut self, stack: &Stack, is_in_use: bool, last: Option<LastStack>) -> LastStack {

@@ -59,6 +59,13 @@ impl Thread {
         if !old.frames.is_empty() {
             self.others.push(old);
         }
+        self.tell_switched(around);
+    }
+
+    /// Tells which stack is in use now.
+    pub(super) fn tell_switched<V: CallVisitor + ?Sized>(&self, around: &mut Around<'_, '_, V>) {
+        let at = self.now(around);
+        around.visitor.switched(self.stack.innermost(), &at);
     }
 
     /// Forgets the stack that waits for longest, if there are as many as may be.
@@ -135,6 +142,7 @@ impl Thread {
             is_coroutine: true,
             forgotten: 0,
         });
+        self.tell_switched(around);
         // What ran on the new stack did not run here: so far it is counted for the callers, which called it.
     }
 }

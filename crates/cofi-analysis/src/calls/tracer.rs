@@ -154,6 +154,8 @@ impl<'s> Code<'s> {
     fn go_on_from(&mut self, version: Version) {
         self.told.clear();
         self.since = Some(version);
+        // The code at hand is looked at whichever was looked at last: that may have been of what comes now.
+        self.last = (0, version);
     }
 }
 
@@ -360,6 +362,12 @@ impl<'s> CallTracer<'s> {
             offset: self.offset,
         };
         self.thread.decide(&mut around);
+    }
+
+    /// Whether it is not known yet on which of several stacks control is.
+    #[must_use]
+    pub const fn is_undecided(&self) -> bool {
+        self.thread.undecided.is_some()
     }
 
     /// How many calls around these were taken to be left because there were so many.

@@ -198,14 +198,40 @@ impl Tracks {
     /// So many steps, as many paths, and so many slots, are remembered.
     const STEPS: usize = 1 << 18;
     const SLOTS: usize = 1 << 22;
+    /// Paths have no more steps, but for a few: there is room for those of one, so that lists do not become twice as long for them.
+    const STEPS_OF_ONE: usize = 1 << 10;
     /// For each path that is gone along block by block, there is room for so many more slots.
     const ROOM: usize = 64;
 
     pub(crate) fn clear(&mut self) {
-        *self = Self {
-            generation: self.generation + 1,
-            ..Self::default()
-        };
+        let Self {
+            list,
+            steps,
+            brief,
+            net,
+            owner: _,
+            slots,
+            others,
+            len,
+            begin,
+            begin_brief,
+            begin_net,
+            open,
+            last: _,
+            chain,
+            generation,
+        } = self;
+        // The room is needed again.
+        list.clear();
+        steps.clear();
+        brief.clear();
+        net.clear();
+        slots.list.clear();
+        slots.room = 0;
+        others.clear();
+        (*len, *begin, *begin_brief, *begin_net) = (0, 0, 0, 0);
+        (*open, *chain) = (None, None);
+        *generation += 1;
     }
 
     /// Numbers that [`end`](Self::end) gives begin anew with each generation.
@@ -257,7 +283,7 @@ impl Tracks {
     /// A path begins that is not known. Its last packet is at `offset`. Its blocks are to be [noted](Self::note) and it is to be [added](Self::end).
     pub(crate) fn begin(&mut self, offset: StreamOffset) {
         let steps = self.steps.len().max(self.net.len());
-        let is_full = steps.max(self.list.len()) >= Self::STEPS;
+        let is_full = steps.max(self.list.len()) + Self::STEPS_OF_ONE > Self::STEPS;
         if is_full || self.len >= Self::SLOTS {
             self.clear();
         }

@@ -176,8 +176,10 @@ impl Thread {
         };
         let (total, moment) = (self.total, self.moment);
         self.total = switched.insns;
+        self.moment = Some(*switched);
         self.stack = self.others.remove(*index);
         self.resume_clock();
+        self.tell_switched(around);
         for (later, moment) in undecided.later {
             self.total = moment.insns;
             self.moment = Some(moment);

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use cofi_analysis::{Call, CallEnd, CallNames, CallTracer, CallVisitor, Left, OpenCall};
+use cofi_analysis::{
+    Call, CallEnd, CallMoment, CallNames, CallTracer, CallVisitor, Left, OpenCall,
+};
 use cofi_session::ThreadFlow;
 
 use super::tree::Tree;
@@ -408,7 +410,8 @@ impl Walker for Merge<'_> {
             self.count_to(tracer.instructions());
             self.stacks.switch_to(task);
         }
-        tracer.instructions() < self.range.end && !(self.cancel)()
+        let is_within = tracer.instructions() < self.range.end || tracer.is_undecided();
+        is_within && !(self.cancel)()
     }
 }
 
@@ -425,5 +428,10 @@ impl CallVisitor for Merge<'_> {
         if let Some(open) = self.stacks.remove(call) {
             self.overlapped(open, end);
         }
+    }
+
+    fn switched(&mut self, innermost: Option<i64>, at: &CallMoment) {
+        self.count_to(at.insns.wrapping_sub(self.ahead));
+        self.stacks.stand_on(innermost);
     }
 }

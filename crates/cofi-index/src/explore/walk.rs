@@ -68,7 +68,9 @@ impl<'s> Explorer<'s> {
                 let visitor: &mut dyn CallVisitor = walker;
                 tracer.finish(visitor);
             }
-            if is_over || !goes_on || tracer.instructions() >= range.end {
+            // What runs behind the range may tell upon which stack it ended.
+            let is_behind = tracer.instructions() >= range.end && !tracer.is_undecided();
+            if is_over || !goes_on || is_behind {
                 break tracer.instructions();
             }
         };

@@ -145,7 +145,7 @@ impl Lister<'_> {
         }
         let depth = self.stacks.last().map_or(-1, |open| open.depth);
         let function = self.stacks.last().map_or(NO_FUNCTION, |open| open.function);
-        let mut frames = self.stacks.iter().rev();
+        let mut frames = self.stacks.inner();
         let frame = frames.find(|open| open.kind != CallKind::Inline);
         let frame_depth = frame.map_or(-1, |open| open.depth);
         let first = (from - self.window.range.start) as usize;
@@ -252,6 +252,14 @@ impl CallVisitor for Lister<'_> {
         self.replaced = open
             .filter(|_| end.left == Left::Tail)
             .and_then(|open| open.from);
+    }
+
+    fn switched(&mut self, innermost: Option<i64>, at: &CallMoment) {
+        let at = at.insns.wrapping_sub(self.ahead);
+        self.settle(at.min(self.window.range.end));
+        if !self.is_over(at) {
+            self.stacks.stand_on(innermost);
+        }
     }
 
     fn wants_blocks(&self) -> bool {

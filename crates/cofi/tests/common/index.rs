@@ -54,12 +54,52 @@ int main(void) {
 }
 "#;
 
-/// A recording of that in small parts; none without QEMU or a compiler.
+/// Coroutines that run in calls of their own each time, and switch to each other from different depths.
+pub(crate) const TURNS: &str = r#"
+#include <ucontext.h>
+static ucontext_t contexts[3], back;
+static char stacks[3][1 << 16];
+static volatile unsigned sum;
+__attribute__((noipa)) static void leaf(int n) { for (int i = 0; i < n; i++) sum += i; }
+__attribute__((noipa)) static void yields(int me) { leaf(3); swapcontext(&contexts[me], &back); sum += me; }
+__attribute__((noipa)) static void deep(int me, int depth) {
+    if (depth == 0) yields(me);
+    else deep(me, depth - 1);
+    leaf(depth);
+}
+__attribute__((noipa)) static void works(int me) {
+    for (int i = 0; i < 40; i++) { leaf(5 * me); deep(me, i % 4); }
+    for (;;) swapcontext(&contexts[me], &back);
+}
+static void one(void) { works(0); }
+static void two(void) { works(1); }
+static void three(void) { works(2); }
+__attribute__((noipa)) static void resumes(int which) { swapcontext(&back, &contexts[which]); leaf(which); }
+int main(void) {
+    void (*functions[])(void) = {one, two, three};
+    for (int i = 0; i < 3; i++) {
+        getcontext(&contexts[i]);
+        contexts[i].uc_stack.ss_sp = stacks[i];
+        contexts[i].uc_stack.ss_size = sizeof stacks[i];
+        contexts[i].uc_link = &back;
+        makecontext(&contexts[i], functions[i], 0);
+    }
+    for (int i = 0; i < 123; i++) resumes(i * 7 % 3);
+    return 0;
+}
+"#;
+
+/// A recording of [`CALLS`] in small parts; none without QEMU or a compiler.
 pub(crate) fn recording(scratch: &Scratch) -> Option<PathBuf> {
+    recording_of(scratch, CALLS)
+}
+
+/// The same of another program.
+pub(crate) fn recording_of(scratch: &Scratch, source: &str) -> Option<PathBuf> {
     if !has_qemu() {
         return None;
     }
-    let source = scratch.write("calls.c", CALLS);
+    let source = scratch.write("calls.c", source);
     let program = scratch.compile(&source, &[STATIC, &["-O2", "-g", "-pthread"]].concat())?;
     let data = scratch.path("data");
     let mut command = cofi();
