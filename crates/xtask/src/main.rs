@@ -22,9 +22,9 @@ usage: cargo xtask CHORE
   tidy    check module docs, file lengths, the names in ARCHITECTURE.md, and docs/unit.md
   features
           check that each published crate compiles with every set of its features, by itself
-  compilers [PART]...
-          compile with Debian 13's packages, as root: `oldest` what says that its release's compiler suffices, `hosts` what only reads, for
-          AArch64 and for Windows; both if none is named
+  compilers [PART]... [--traces FOLDER] [--cofi PATH]
+          with Debian 13's packages, as root: `oldest` compiles what says that its release's compiler suffices; `hosts` builds what only
+          reads for AArch64 and for Windows, runs both, and compares with what is said here (`aarch64` or `windows` one of them); all if none is named
   exam    compare every decoder with the truth; `cargo xtask exam --help` lists its parts, each with `--help`, too
   fuzz    run the fuzz targets one after the other, with libFuzzer
           [TARGET]... [--seconds N]
