@@ -221,8 +221,9 @@ impl<'t, C: CodeSource> FlowDecoder<'t, C> {
         self.paths_by(&mut visit)
     }
 
-    /// The walk is large, and not compiled anew for each function.
-    fn paths_by(&mut self, visit: &mut dyn FnMut(&Path<'_>)) -> Option<Item> {
+    /// The same, called through a pointer: the walk is large, and so it is not compiled for each function, but once for each source of code in
+    /// each crate that calls this.
+    pub fn paths_by(&mut self, visit: &mut dyn FnMut(&Path<'_>)) -> Option<Item> {
         let mut shown = Called(visit);
         on!(&mut self.bind, bind => self.walk.paths(bind, &mut shown))
     }

@@ -89,7 +89,7 @@ fn streams<'s, 't>(session: &'s Session<'t>) -> Vec<&'s Stream<'t>> {
 fn follow(session: &Session<'_>, stream: &Stream<'_>, feed: &mut Feed, cancel: &AtomicBool) {
     let mut flow = session.decode(stream);
     let mut tracer = CallTracer::new(session, stream);
-    while !cancel.load(Ordering::Relaxed) && tracer.follow(&mut flow, feed) {}
+    while !cancel.load(Ordering::Relaxed) && feed.follow(&mut tracer, &mut flow) {}
     tracer.finish(feed);
 }
 

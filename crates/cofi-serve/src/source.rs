@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -16,7 +15,7 @@ pub(crate) fn read(path: &str) -> Value {
         if !known.is_file() {
             return Err("not a file".to_owned());
         }
-        if known.len() > LONGEST || !Path::new(path).is_absolute() {
+        if known.len() > LONGEST || !path.starts_with('/') {
             return Err("too large, or not found by a whole path".to_owned());
         }
         // No more than its length: a file of /proc, which a trace may name as well, may have no end.

@@ -324,7 +324,7 @@ impl<'s> ThreadFlow<'s> {
             return self.next_of_guest();
         }
         let seals = &mut self.context.seals;
-        let item = self.decoder.paths(|path| {
+        let item = walk(&mut self.decoder, &mut |path| {
             seals.path(path);
             visit(path);
         });
@@ -507,6 +507,14 @@ impl<'s> ThreadFlow<'s> {
         self.told &= self.subject == Subject::Guests || self.in_guest && before;
         before != self.in_guest
     }
+}
+
+/// Is compiled with this crate, once, as it is not generic: the crate that counts or prints may be compiled for size.
+fn walk(
+    decoder: &mut FlowDecoder<'_, ImageView<'_>>,
+    visit: &mut dyn FnMut(&Path<'_>),
+) -> Option<Item> {
+    decoder.paths_by(visit)
 }
 
 fn now(

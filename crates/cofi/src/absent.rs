@@ -14,9 +14,9 @@ pub(crate) struct AbsentArgs {
 
 /// Says why it cannot be done here.
 pub(crate) fn run(command: &str) -> Result<Ended> {
-    let why = match cfg!(target_arch = "x86_64") {
+    let why = match cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         true => "it was built to read recordings alone",
-        false => "what records runs on x86-64 alone",
+        false => "what records runs on x86-64 Linux alone",
     };
     bail!("`cofi {command}` is not in this build of cofi: {why}");
 }

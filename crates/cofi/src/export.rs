@@ -149,7 +149,7 @@ fn first_has_time(session: &Session<'_>, stream: &Stream<'_>, window: &Window) -
     let mut flow = session.decode_from(stream, StreamOffset(start as u64));
     let mut tracer = CallTracer::starting_at(session, stream, StreamOffset(start as u64));
     let mut first = First(None);
-    while first.0.is_none() && tracer.follow(&mut flow, &mut first as &mut dyn CallVisitor) {}
+    while first.0.is_none() && tracer.follow_dyn(&mut flow, &mut first) {}
     first.0.unwrap_or(true)
 }
 

@@ -12,5 +12,5 @@ pub(crate) const LONG: &str = concat!(
 #[cfg(not(can_record))]
 pub(crate) const LONG: &str = concat!(
     env!("COFI_VERSION"),
-    "\nreads traces; records on x86-64 alone"
+    "\nreads traces; records on x86-64 Linux alone"
 );

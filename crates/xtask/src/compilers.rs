@@ -2,6 +2,8 @@
 //!
 //! Debian's systems are made by mmdebstrap into the target folder, and stay there. What is built runs in them, in namespaces of its own, by chroot: so this wants root.
 
+mod hosts;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,6 +17,8 @@ use crate::{capi, deps, package};
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// Where the certificates lie of those from whom cargo fetches.
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// In a system: the packages that were asked for.
+const HAS: &str = "packages";
 /// How cargo reaches its registry, as far as variables say.
 const WAYS: [&str; 5] = [
     "CARGO_HTTP_",
@@ -41,20 +45,38 @@ done
 for file in config config.toml; do
     [ ! -f "$home/$file" ] || cp -L "$home/$file" "$system/cargo/$file"
 done
-exec chroot "$system" /usr/bin/env --chdir=/checkout "$@"
+exec chroot "$system" /usr/bin/env "$@"
 "#;
 
 /// Does the parts that are named, or all; says what was compiled.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
-    let parts: Vec<&str> = match arguments {
-        [] => vec!["oldest", "hosts"],
-        some => some.iter().map(String::as_str).collect(),
-    };
+    let (mut parts, mut given) = (Vec::new(), hosts::Given::default());
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            part if part == "oldest" || hosts::is_part(part) => parts.push(part),
+            "--traces" => {
+                let folder = words.next().context("--traces wants a folder")?;
+                given.traces = Some(Path::new(folder).canonicalize()?);
+            }
+            "--cofi" => {
+                let program = words.next().context("--cofi wants a program")?;
+                given.cofi = Some(Path::new(program).canonicalize()?);
+            }
+            other => {
+                bail!(
+                    "{other}: compilers knows the parts oldest, hosts, aarch64 and windows, --traces FOLDER and --cofi PATH"
+                )
+            }
+        }
+    }
+    if parts.is_empty() {
+        parts = vec!["oldest", "hosts"];
+    }
     for part in parts {
         match part {
             "oldest" => oldest(root)?,
-            "hosts" => hosts(root)?,
-            other => bail!("{other}: compilers knows the parts oldest and hosts"),
+            hosts => hosts::run(root, hosts, &given)?,
         }
     }
     Ok(true)
@@ -99,30 +121,6 @@ fn oldest(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What only reads, for systems on which traces are looked at: the command and all crates of it.
-fn hosts(root: &Path) -> Result<()> {
-    let more = ["libstd-rust-dev:arm64", "rust-src"];
-    let system = System::made(root, &["trixie", "trixie-backports"], "amd64,arm64", &more)?;
-    let version = system.version()?;
-    let check = [
-        "check",
-        "--quiet",
-        "--locked",
-        "--package",
-        "cofi",
-        "--target",
-    ];
-    let of = |target| check.into_iter().chain([target]).collect::<Vec<_>>();
-    system.cargo(&of("aarch64-unknown-linux-gnu"), &[])?;
-    println!("compilers: rustc {version}: cofi, for aarch64-unknown-linux-gnu");
-    // Debian has no standard library for Windows, but its source. Cargo compiles that for nightly compilers, and for who says so.
-    let mut windows = of("x86_64-pc-windows-gnu");
-    windows.push("-Zbuild-std=std,panic_unwind");
-    system.cargo(&windows, &["RUSTC_BOOTSTRAP=1"])?;
-    println!("compilers: rustc {version}: cofi, for x86_64-pc-windows-gnu");
-    Ok(())
-}
-
 /// The packages of the workspace that say that this compiler suffices.
 fn for_compiler<'p>(packages: &'p [Value], version: &str) -> Vec<&'p str> {
     let numbers = |text: &str| -> Vec<u32> {
@@ -160,16 +158,20 @@ impl System {
             folder: systems.join(name),
             checkout: root.to_owned(),
         };
-        if system.folder.is_dir() {
+        let include = [&["rustc", "cargo", "gcc", "libc6-dev"], packages]
+            .concat()
+            .join(",");
+        if fs::read_to_string(system.folder.join(HAS)).is_ok_and(|has| has == include) {
             return Ok(system);
+        }
+        // An earlier commit may have wanted other packages.
+        if system.folder.exists() {
+            fs::remove_dir_all(&system.folder)?;
         }
         fs::create_dir_all(&systems)?;
         // It gets its name when it is whole.
         let begun = systems.join(format!("{name}.begun"));
         let _ = fs::remove_dir_all(&begun);
-        let include = [&["rustc", "cargo", "gcc", "libc6-dev"], packages]
-            .concat()
-            .join(",");
         println!("compilers: making a Debian of {name}, with {include}");
         let mut make = Command::new("mmdebstrap");
         make.args(["--quiet", "--variant=essential"])
@@ -190,6 +192,7 @@ impl System {
             status.success(),
             "mmdebstrap made no {name} (it wants root, and {MIRROR})"
         );
+        fs::write(begun.join(HAS), &include)?;
         fs::rename(&begun, &system.folder)?;
         Ok(system)
     }
@@ -208,6 +211,11 @@ impl System {
 
     /// Runs its cargo in the checkout; what is built stays in the system.
     fn cargo(&self, arguments: &[&str], variables: &[&str]) -> Result<()> {
+        self.run("/checkout", variables, &[&["cargo"], arguments].concat())
+    }
+
+    /// Runs a command in a folder of it, with these variables.
+    fn run(&self, folder: &str, variables: &[&str], words: &[&str]) -> Result<()> {
         let home = std::env::var_os("CARGO_HOME").map_or_else(
             || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
             PathBuf::from,
@@ -229,6 +237,7 @@ impl System {
             ])
             .args([&self.folder, &self.checkout, &home])
             .args([
+                &format!("--chdir={folder}"),
                 "-i",
                 "PATH=/usr/bin:/bin",
                 "HOME=/root",
@@ -237,15 +246,14 @@ impl System {
             ])
             .args(ways.map(|(name, value)| format!("{name}={value}")))
             .args(variables)
-            .arg("cargo")
-            .args(arguments)
+            .args(words)
             .env("CERTIFICATES", CERTIFICATES)
             .status()
             .context("running unshare")?;
         ensure!(
             status.success(),
-            "cargo {} ({})",
-            arguments.join(" "),
+            "{} ({})",
+            words.join(" "),
             self.folder.display()
         );
         Ok(())

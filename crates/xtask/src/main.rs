@@ -9,6 +9,7 @@ mod features;
 mod fuzz;
 mod libipt;
 mod package;
+mod semver;
 mod source;
 mod tidy;
 
@@ -22,9 +23,9 @@ usage: cargo xtask CHORE
   tidy    check module docs, file lengths, the names in ARCHITECTURE.md, and docs/unit.md
   features
           check that each published crate compiles with every set of its features, by itself
-  compilers [PART]...
-          compile with Debian 13's packages, as root: `oldest` what says that its release's compiler suffices, `hosts` what only reads, for
-          AArch64 and for Windows; both if none is named
+  compilers [PART]... [--traces FOLDER] [--cofi PATH]
+          with Debian 13's packages, as root: `oldest` compiles what says that its release's compiler suffices; `hosts` builds what only
+          reads for AArch64 and for Windows, runs both, and compares with what is said here (`aarch64` or `windows` one of them); all if none is named
   exam    compare every decoder with the truth; `cargo xtask exam --help` lists its parts, each with `--help`, too
   fuzz    run the fuzz targets one after the other, with libFuzzer
           [TARGET]... [--seconds N]
@@ -37,6 +38,8 @@ usage: cargo xtask CHORE
   package [--verify]
           check what crates.io would be given: what each published crate says of itself, and that it can be packed; with --verify, that
           it builds from its package alone
+  semver [REV]
+          compare the interfaces of the published crates with a revision (the last commit, if none is named): what breaks programs
   dist DIR [--untried] [--system FOLDER]
           build what is handed to others: an archive and Debian packages of the program, its manual and completions, and of the library for C;
           then try them in a folder that has nothing else, and in a bare Debian 12, which FOLDER is if it is named
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         ("capi", _) => capi::run(&root, &rest),
         ("libipt", _) => libipt::run(&root, &rest),
         ("package", _) => package::run(&root, &rest),
+        ("semver", _) => semver::run(&root, &rest),
         ("dist", _) => dist::run(&root, &rest),
         ("fuzz", _) => fuzz::run(&root, &rest),
         ("bench", _) => bench::run(&root, &rest),

@@ -352,7 +352,7 @@ impl<'s> CallTracer<'s> {
 
     /// Nothing more will come that could tell on which of several stacks control is: it is taken to be on the one that waited for longest, so that
     /// [`open_calls`](Self::open_calls) has its calls.
-    pub fn decide(&mut self, visitor: &mut (impl CallVisitor + ?Sized)) {
+    pub fn decide(&mut self, visitor: &mut dyn CallVisitor) {
         let mut around = Around {
             visitor,
             clock: &mut self.clock,
@@ -388,7 +388,13 @@ impl<'s> CallTracer<'s> {
         self.names
     }
 
-    /// Takes all blocks up to the next event or error, and that; `false` at the end of the flow.
+    /// As [`follow`](Self::follow) does, which is compiled once for all visitors that are called through a pointer.
+    pub fn follow_dyn(&mut self, flow: &mut ThreadFlow<'s>, visitor: &mut dyn CallVisitor) -> bool {
+        self.follow(flow, visitor)
+    }
+
+    /// Takes all blocks up to the next event or error, and that; `false` at the end of the flow. It is compiled for each type of visitor, so
+    /// that those who look at every call are told in place; [`follow_dyn`](Self::follow_dyn) is much less code.
     pub fn follow(
         &mut self,
         flow: &mut ThreadFlow<'s>,
@@ -593,8 +599,8 @@ impl<'s> CallTracer<'s> {
         &mut self,
         flow: &mut ThreadFlow<'s>,
         wanted: &[Ip],
-        gate: impl FnOnce(&mut ThreadFlow<'s>, &[Ip]) -> TallyGate,
-        visitor: &mut (impl CallVisitor + ?Sized),
+        gate: &mut dyn FnMut(&mut ThreadFlow<'s>, &[Ip]) -> TallyGate,
+        visitor: &mut dyn CallVisitor,
     ) -> Option<TallyGate> {
         self.code.settle(flow);
         self.tell_changes(visitor);
@@ -860,7 +866,7 @@ impl<'s> CallTracer<'s> {
     }
 
     /// The flow has ended.
-    pub fn finish(&mut self, visitor: &mut (impl CallVisitor + ?Sized)) {
+    pub fn finish(&mut self, visitor: &mut dyn CallVisitor) {
         self.leave_all(Left::End, visitor);
         let mut threads: Vec<(Task, Thread)> = self.threads.drain().collect();
         threads.sort_by_key(|(task, _)| *task);

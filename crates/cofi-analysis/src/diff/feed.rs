@@ -4,11 +4,11 @@ use std::sync::mpsc::SyncSender;
 
 use cofi_image::Place;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
-use cofi_session::Task;
+use cofi_session::{Task, ThreadFlow};
 use rustc_hash::FxHashSet;
 
 use super::marks::{Mark, MarkWriter, Marks, What};
-use crate::calls::{Call, CallEnd, CallNames, CallVisitor, RanBlock, RanPath};
+use crate::calls::{Call, CallEnd, CallNames, CallTracer, CallVisitor, RanBlock, RanPath};
 use crate::gap::GapCause;
 
 /// So many blocks, or marks, are sent at a time.
@@ -135,6 +135,12 @@ pub struct Feed {
 }
 
 impl Feed {
+    /// Takes all blocks of a flow up to the next event or error, and that; `false` at its end. It is [`CallTracer::follow`], compiled for this
+    /// visitor here, and not in the crates that compare recordings.
+    pub fn follow<'s>(&mut self, tracer: &mut CallTracer<'s>, flow: &mut ThreadFlow<'s>) -> bool {
+        tracer.follow(flow, self)
+    }
+
     pub(super) fn new(sender: SyncSender<Batch>, has_calls: bool) -> Self {
         Self {
             sender: Some(sender),

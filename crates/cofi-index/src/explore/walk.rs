@@ -58,7 +58,7 @@ impl<'s> Explorer<'s> {
                     break false;
                 }
                 let visitor: &mut dyn CallVisitor = walker;
-                if !tracer.follow(&mut flow, visitor) {
+                if !tracer.follow_dyn(&mut flow, visitor) {
                     break true;
                 }
             };

@@ -19,7 +19,7 @@ use crate::{Ended, args, input, item};
 use anyhow::{Result, bail};
 use callers::Callers;
 use cofi_analysis::{
-    CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, OpenCall, TallyGate,
+    CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, OpenCall, TallyGate, diff::Feed,
 };
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::{Session, Stream, Task, ThreadFlow};
@@ -239,7 +239,7 @@ impl Traced {
         mut tracer: CallTracer<'_>,
         stream: &Stream<'_>,
         found: Found,
-        visitor: &mut (impl CallVisitor + ?Sized),
+        visitor: &mut dyn CallVisitor,
     ) -> Self {
         tracer.decide(visitor);
         let open = tracer.open_calls().collect();
@@ -274,11 +274,35 @@ pub(crate) fn trace<'s>(
     visitor: &mut dyn CallVisitor,
     reached: impl Fn(StreamOffset),
 ) -> Result<Traced> {
-    let traced = follow(session, stream, window, inlined, visitor, reached)?;
+    let mut visitor = Visitor::Any(visitor);
+    let traced = follow(session, stream, window, inlined, &mut visitor, reached)?;
     if let Some(wrong) = &traced.wrong {
         tell(format_args!("{wrong}"));
     }
     Ok(traced)
+}
+
+/// Who is shown calls.
+pub(crate) enum Visitor<'v> {
+    Any(&'v mut dyn CallVisitor),
+    /// It looks at each block, so that following was compiled for it, where that is done for speed.
+    Feed(&'v mut Feed),
+}
+
+impl Visitor<'_> {
+    fn any(&mut self) -> &mut dyn CallVisitor {
+        match self {
+            Self::Any(visitor) => *visitor,
+            Self::Feed(feed) => *feed,
+        }
+    }
+
+    fn follow<'s>(&mut self, tracer: &mut CallTracer<'s>, flow: &mut ThreadFlow<'s>) -> bool {
+        match self {
+            Self::Any(visitor) => tracer.follow_dyn(flow, *visitor),
+            Self::Feed(feed) => feed.follow(tracer, flow),
+        }
+    }
 }
 
 /// Follows the wanted part of a stream, and shows its calls to a visitor, those of inlined functions if they are wanted. `reached` hears how far it is.
@@ -287,7 +311,7 @@ pub(crate) fn follow<'s>(
     stream: &'s Stream<'_>,
     window: &Window,
     inlined: bool,
-    visitor: &mut (impl CallVisitor + ?Sized),
+    visitor: &mut Visitor<'_>,
     reached: impl Fn(StreamOffset),
 ) -> Result<Traced> {
     let tracer = |start: usize| {
@@ -300,10 +324,10 @@ pub(crate) fn follow<'s>(
     if window.is_all() {
         let mut flow = session.decode(stream);
         let mut tracer = tracer(0);
-        while tracer.follow(&mut flow, visitor) {
+        while visitor.follow(&mut tracer, &mut flow) {
             reached(flow.offset());
         }
-        return Ok(Traced::of(tracer, stream, Found::default(), visitor));
+        return Ok(Traced::of(tracer, stream, Found::default(), visitor.any()));
     }
     let sync = PsbIndex::of(session, stream.bytes(), true);
     let start = window.start(session, sync);
@@ -337,13 +361,13 @@ pub(crate) fn follow<'s>(
         }
         TallyGate::Last
     };
-    while let Some(gate) = tracer.step(&mut flow, &wanted, &mut gate, visitor) {
+    while let Some(gate) = tracer.step(&mut flow, &wanted, &mut gate, visitor.any()) {
         if matches!(gate, TallyGate::Last | TallyGate::End) {
             break;
         }
         reached(flow.offset());
     }
-    Ok(Traced::of(tracer, stream, found, visitor))
+    Ok(Traced::of(tracer, stream, found, visitor.any()))
 }
 
 /// Whether the calls of a thread are wanted.

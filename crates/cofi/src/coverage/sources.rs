@@ -52,7 +52,7 @@ pub(crate) fn is_of_system(path: &Path) -> bool {
         "/usr/lib32",
         "/usr/lib64",
     ];
-    !path.is_absolute() || folders.iter().any(|folder| path.starts_with(folder))
+    !cofi_host::is_absolute(path) || folders.iter().any(|folder| path.starts_with(folder))
 }
 
 impl Sources {

@@ -205,10 +205,14 @@ fn compare_pair<'s>(
         &options,
         |feed| {
             let reached = |at| progress.reached(at);
-            calls::follow(a.session, x, &a.window, false, feed, reached).map(|traced| traced.found)
+            let mut feed = calls::Visitor::Feed(feed);
+            calls::follow(a.session, x, &a.window, false, &mut feed, reached)
+                .map(|traced| traced.found)
         },
         |feed| {
-            calls::follow(b.session, y, &b.window, false, feed, |_| {}).map(|traced| traced.found)
+            let mut feed = calls::Visitor::Feed(feed);
+            calls::follow(b.session, y, &b.window, false, &mut feed, |_| {})
+                .map(|traced| traced.found)
         },
     );
     one?;
