@@ -876,3 +876,32 @@ impl<'s> CallTracer<'s> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofi_image::CodeFile;
+
+    /// Whoever goes back to before a change is told of it again, although the code that comes next is what was looked at last.
+    #[test]
+    fn a_change_is_told_again_behind_a_place_gone_back_to() {
+        let mut space = AddressSpace::new();
+        for version in [1, 2] {
+            let file = CodeFile::from_bytes("code", vec![0x90; 64]);
+            space.map(0x1000, 64, &file, 0, Version(version));
+        }
+        let (before, behind) = (
+            ImageView::new(&space, Version(1)),
+            ImageView::new(&space, Version(2)),
+        );
+        let mut code = Code::default();
+        code.settle_in(&before);
+        assert!(code.changes().is_empty());
+        for _ in 0..3 {
+            code.settle_in(&behind);
+            assert_eq!(code.changes().len(), 1);
+            assert!(code.changes().is_empty());
+            code.go_on_from(Version(1));
+        }
+    }
+}
