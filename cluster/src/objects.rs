@@ -99,13 +99,10 @@ impl Objects {
             .try_collect()
             .await
             .map_err(failed)?;
-        // What `cofi sql --keep-parts` keeps beside it.
+        // What `cofi sql --keep-parts` keeps beside it. Without it more is decoded, so it is no error that it cannot be had.
         let parts = Key::parse(format!("{key}.parts")).map_err(|error| failed(error.into()))?;
-        match store.head(&parts).await {
-            Ok(parts) => beside.push(parts),
-            Err(object_store::Error::NotFound { .. }) => {}
-            Err(error) => return Err(failed(error)),
-        }
+        let parts = store.head(&parts).await.ok();
+        beside.extend(parts.clone());
         beside.sort_by(|one, other| one.location.cmp(&other.location));
         // A folder for each state of all of them, so that a file never changes under who reads it.
         let mut state = DefaultHasher::new();
@@ -119,8 +116,9 @@ impl Objects {
             bucket,
         };
         if let Some(root) = of.catalogue_of(&key).await.map_err(failed)? {
+            let name = format!("{state:016x}-{name}");
             return self
-                .fetch_kept(&of, &root, &object, &format!("{state:016x}-{name}"))
+                .fetch_kept(&of, &root, (&object, parts.as_ref()), &name)
                 .await;
         }
         let folder = self.folder.join(format!("{bucket}-{state:016x}"));
@@ -131,7 +129,10 @@ impl Objects {
         for object in &beside {
             let tail = object.location.as_ref().get(key.as_ref().len()..);
             let name = format!("{}{}", file.display(), tail.unwrap_or_default());
-            of.fetch(&object.location, Path::new(&name)).await?;
+            let fetched = of.fetch(&object.location, Path::new(&name)).await;
+            if parts.as_ref() != Some(object) {
+                fetched?;
+            }
         }
         // It comes last: where it is, all are.
         of.fetch(&object.location, &file).await?;
@@ -143,7 +144,7 @@ impl Objects {
         &self,
         of: &Bucket<'_>,
         root: &Key,
-        object: &ObjectMeta,
+        (object, parts): (&ObjectMeta, Option<&ObjectMeta>),
         name: &str,
     ) -> Result<PathBuf, ObjectError> {
         let mut which = DefaultHasher::new();
@@ -166,6 +167,11 @@ impl Objects {
             if !is_there.is_ok_and(|about| about.len() == *size) {
                 of.fetch_of(root, member, &path).await?;
             }
+        }
+        if let Some(parts) = parts {
+            let beside = format!("{}.parts", file.display());
+            // It need not be there.
+            let _ = of.fetch(&parts.location, Path::new(&beside)).await;
         }
         let persisted = part.persist(&file).map_err(|error| error.error);
         persisted.map_err(unwritten(&file))?;

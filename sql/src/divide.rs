@@ -11,6 +11,7 @@ use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::execution_plan::replace_children_if_necessary;
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::sorts::sort::SortExec;
+use datafusion::physical_plan::windows::{BoundedWindowAggExec, WindowAggExec};
 
 use crate::scan::Scan;
 
@@ -50,6 +51,9 @@ fn divided(
     } else if plan.is::<GlobalLimitExec>() || plan.is::<LocalLimitExec>() {
         // The first rows are those of the stream's beginning.
         false
+    } else if plan.is::<WindowAggExec>() || plan.is::<BoundedWindowAggExec>() {
+        // Without an order of its own a window has that of the stream.
+        plan.required_input_ordering().iter().all(Option::is_some)
     } else {
         is_of_use
     };

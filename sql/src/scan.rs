@@ -313,7 +313,7 @@ impl Scan {
             return None;
         }
         let table = self.rows.table();
-        // No more pieces than threads: where something is missing, one may have to be decoded from the beginning of its stream.
+        // No more pieces than threads (of calls some more, as none of theirs has to go back): where something is missing, one may have to be decoded from the beginning of its stream.
         let list = cut(self.units.to_vec(), threads, |unit, share| {
             table.cut_here(unit, share)
         });

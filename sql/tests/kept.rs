@@ -271,6 +271,27 @@ fn what_is_left_out_is_not_read() {
     assert_ne!(asked(&[&file], &statements[0]), wanted[0]);
 }
 
+/// Branches that went another way, so that what the recorder says of a stretch does not hold: wherever that is found, also where a part begins.
+#[test]
+fn times_behind_what_does_not_hold() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = recorded(folder.path());
+    let whole = std::fs::read(&file).expect("a recording");
+    let statement = "SELECT count(*), sum(call), sum(begin_tsc), sum(end_tsc), sum(cycles), sum(instructions) FROM calls";
+    let mut others = 0;
+    let undamaged = asked(&[&file], statement);
+    for place in (20..1000).step_by(41) {
+        std::fs::write(&file, &whole).expect("written");
+        damage(&file, place, &[0xaa]);
+        let wanted = asked(&[&file], statement);
+        others += usize::from(wanted != undamaged);
+        assert_same(&asked_keeping(&file, statement), &wanted);
+        assert_same(&asked(&[&file], statement), &wanted);
+        std::fs::remove_file(kept(&file)).expect("removed");
+    }
+    assert!(others > 12, "{others}");
+}
+
 /// By several threads: each follows the calls of parts that are the others' neighbours.
 #[test]
 fn calls_are_divided() {

@@ -97,3 +97,24 @@ fn pieces_have_the_rows_of_the_whole() {
         compare(&whole);
     }
 }
+
+/// A window without an order of its own has that of the stream, by however many threads.
+#[test]
+fn windows_have_the_order_of_the_stream() {
+    let recorded = Recorded::new();
+    let file = recorded.of("windows.data", "8");
+    let recordings = Recording::open_all(&[file], &OpenOptions::default()).expect("recordings");
+    let options = EngineOptions {
+        threads: Some(PIECES.get()),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::new(&recordings, &options).expect("an engine");
+    let backwards = "SELECT count(*) AS n FROM (SELECT tid, stream_offset AS place, lag(tid) OVER () AS of, lag(stream_offset) OVER () AS before FROM blocks())
+       WHERE tid = of AND place < before";
+    let rows = rows_of(&engine, backwards);
+    assert_eq!(rows[0]["n"], 0);
+    // Of those with an order each thread may have a piece.
+    let plan = "EXPLAIN SELECT max(n) FROM (SELECT row_number() OVER (ORDER BY stream_offset, seq) AS n FROM blocks())";
+    let plan = rows_of(&engine, plan);
+    assert!(!format!("{plan:?}").contains("pieces=2,"), "{plan:?}");
+}

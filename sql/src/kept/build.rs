@@ -74,7 +74,7 @@ impl KeptStream {
             };
             if let Some(state) = states.push(&tracer) {
                 chunk.state = Some(state as u32);
-                chunk.clock = tracer.saved_clock();
+                chunk.clock = tracer.saved_clock().map(Box::new);
             }
             let mut flow = session.decode_within(stream, found.range.clone());
             while tracer.follow(&mut flow, &mut gather) {}
@@ -93,6 +93,7 @@ impl KeptStream {
             dictionary: tracer.dictionary(),
             states,
             times: PartTimes::read(session, stream, threads),
+            has_errors: tracer.has_errors(),
             deeper: gather.deeper,
         }
     }

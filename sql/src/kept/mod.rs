@@ -8,11 +8,13 @@ mod build;
 mod ranges;
 mod store;
 
+use std::fmt::{self, Formatter};
 use std::ops::{Range, RangeInclusive};
 
 use cofi_analysis::{CallDictionary, CallStates, SavedClock};
 use cofi_packet::StreamOffset;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::functions::PartTimes;
 use crate::limits::Limits;
@@ -34,6 +36,7 @@ pub(crate) struct Kept {
 /// What is kept of a stream.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KeptStream {
+    #[serde(deserialize_with = "few")]
     chunks: Vec<Chunk>,
     /// The functions of instructions, and the files that hold them.
     places: Vec<Named>,
@@ -45,6 +48,8 @@ pub(crate) struct KeptStream {
     states: CallStates,
     /// The times of the parts, for conditions on them.
     times: PartTimes,
+    /// Something in it could not be decoded. The times of calls are then those of the whole stream only if all of it is followed at once.
+    has_errors: bool,
     /// For each time that all calls were left, how much deeper they lie than was known when they began.
     deeper: Vec<u32>,
 }
@@ -81,7 +86,7 @@ struct Chunk {
     /// Which state holds at its beginning, if that is known.
     state: Option<u32>,
     /// The time there, for whoever goes on from that state; none where all packets before it have to be read.
-    clock: Option<SavedClock>,
+    clock: Option<Box<SavedClock>>,
     /// How often all calls were left before it.
     era: u32,
     /// Somewhere in it a block begins, whatever stands before.
@@ -93,6 +98,33 @@ struct Chunk {
 struct Chosen {
     lead: usize,
     wanted: Range<usize>,
+}
+
+/// A stream has no more chunks than this: in memory one takes many times what it takes in a file.
+const MOST_CHUNKS: usize = 1 << 14;
+
+/// Reads the chunks of a stream, unless there are more than it can have.
+fn few<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Chunk>, D::Error> {
+    struct Few;
+    impl<'de> Visitor<'de> for Few {
+        type Value = Vec<Chunk>;
+
+        fn expecting(&self, to: &mut Formatter<'_>) -> fmt::Result {
+            write!(to, "no more than {MOST_CHUNKS} chunks")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Vec<Chunk>, A::Error> {
+            let mut chunks = Vec::new();
+            while let Some(chunk) = from.next_element()? {
+                if chunks.len() == MOST_CHUNKS {
+                    return Err(A::Error::invalid_length(MOST_CHUNKS + 1, &self));
+                }
+                chunks.push(chunk);
+            }
+            Ok(chunks)
+        }
+    }
+    from.deserialize_seq(Few)
 }
 
 impl Kept {
@@ -160,6 +192,11 @@ impl KeptStream {
     fn lead_of_calls(&self, number: usize) -> usize {
         let mut up_to = self.chunks.iter().take(number + 1);
         up_to.rposition(|chunk| chunk.state.is_some()).unwrap_or(0)
+    }
+
+    /// Whether calls may be followed in parts.
+    pub(crate) const fn divides_calls(&self) -> bool {
+        !self.has_errors
     }
 
     /// What is picked for rows of instructions or blocks, in no more than so many groups that are about the same in size.
@@ -307,7 +344,7 @@ impl KeptStream {
 
     /// What is known of the time where a pick begins.
     pub(crate) fn clock(&self, pick: &Pick) -> Option<&SavedClock> {
-        self.first(pick)?.clock.as_ref()
+        self.first(pick)?.clock.as_deref()
     }
 
     /// The times of the stream's parts.

@@ -89,7 +89,7 @@ pub(crate) fn path_beside(recording: &Path) -> PathBuf {
 
 /// What is packed in a file is no larger than this, for a recording of so many bytes.
 fn most(recording: u64) -> u64 {
-    recording.saturating_mul(8).saturating_add(64 << 20)
+    recording.saturating_mul(8).saturating_add(16 << 20)
 }
 
 impl Kept {

@@ -118,10 +118,10 @@ impl Table for Calls {
         for unit in streams.list {
             let index = unit.stream.unwrap_or_default();
             match kept.stream(index) {
-                Some(kept) => {
+                Some(kept) if kept.divides_calls() => {
                     units.add(picked(&unit, kept.calls(limits), recording.parts(index)));
                 }
-                None => units.list.push(unit),
+                _ => units.list.push(unit),
             }
         }
         units
@@ -130,11 +130,11 @@ impl Table for Calls {
     fn cut_here(&self, unit: Unit, pieces: usize) -> Vec<Unit> {
         let kept = unit.recording.kept();
         match unit.stream.and_then(|index| kept?.stream(index)) {
-            Some(kept) => {
+            Some(kept) if kept.divides_calls() => {
                 let groups = pieces * GROUPS_A_PIECE;
                 grouped(&unit, kept.divide_calls(unit.picks.as_deref(), groups))
             }
-            None => vec![unit],
+            _ => vec![unit],
         }
     }
 

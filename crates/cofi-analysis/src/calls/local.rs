@@ -206,9 +206,11 @@ impl<S> TracedPart<'_, S> {
         &self.marks
     }
 
-    /// How many bytes of memory it takes, about. Marks are few, and not among them.
+    /// How many bytes of memory it takes, about.
     pub(crate) fn size(&self) -> usize {
-        self.noted + self.ops.len() * size_of::<Op>() + self.pieces.len() * size_of::<Piece<'_>>()
+        let marks = self.marks.len() * size_of::<PieceMark>();
+        let ops = self.ops.len() * size_of::<Op>();
+        self.noted + ops + self.pieces.len() * size_of::<Piece<'_>>() + marks
     }
 
     /// It takes the place of what was decoded of parts of it.
