@@ -1,5 +1,7 @@
 //! Takes the flow of a stream to the calls of its threads.
 
+mod resume;
+
 use std::collections::HashMap;
 
 use cofi_flow::{Event, Executed, FlowConfig, FlowError, FlowErrorKind, Item, Part};
@@ -9,7 +11,7 @@ use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
 use super::brief::BriefFrames;
-use super::clock::{SavedClock, StreamClock};
+use super::clock::StreamClock;
 use super::inlines::Inlines;
 use super::names::CallNames;
 use super::parts::Numbers;
@@ -260,71 +262,6 @@ impl<'s> CallTracer<'s> {
     pub fn with_dictionary(mut self, dictionary: CallDictionary) -> Self {
         (self.names, self.code.inlines) = dictionary.open();
         self
-    }
-
-    /// The next flow is of the part of the stream that comes next, and begins at a PSB behind which tracing is on, as it is now.
-    pub fn go_on(&mut self) {
-        self.code.now = None;
-        self.continue_from(true);
-    }
-
-    pub(super) fn continue_from(&mut self, is_continued: bool) {
-        self.is_continued = is_continued;
-        self.beginning = is_continued.then(Beginning::default);
-    }
-
-    /// What comes next stands behind the packet at `offset`, and so many instructions ran before it.
-    pub(super) fn stand_at(&mut self, offset: StreamOffset, instructions: u64, version: Version) {
-        (self.offset, self.instructions) = (offset, instructions);
-        self.code.go_on_from(version);
-        self.errors = None;
-        self.code.now = None;
-        self.continue_from(false);
-    }
-
-    /// The next flow begins here: with the stream, or at a PSB behind which tracing is on.
-    pub fn begin_at(&mut self, start: StreamOffset) {
-        self.clock = StreamClock::new(self.stream.bytes(), start, &self.config);
-        self.signals = self.stream.signals_from(start);
-        self.code.now = None;
-        self.continue_from(start != StreamOffset(0));
-    }
-
-    /// The same, for a tracer that was made for the whole stream and goes on from [states](super::CallStates) in the order of their places: times
-    /// and cycles are those that the packets of the whole stream tell. The packets in between are read, and no code.
-    pub fn go_on_at(&mut self, start: StreamOffset) {
-        self.signals = self.stream.signals_from(StreamOffset(0));
-        let all = self.threads.values().chain([&self.thread]);
-        let mut taken: u64 = all.map(|thread| thread.signals).sum();
-        while taken > 0
-            && let Some(signal) = self.signals.at_end()
-        {
-            taken -= u64::from(!signal.is_fatal);
-        }
-        self.code.now = None;
-        self.continue_from(start != StreamOffset(0));
-        // Up to here the time was asked for by whoever has read what stands before.
-        self.clock.at(self.offset);
-    }
-
-    /// The time where it stands, for [`go_on_with`](Self::go_on_with); none where all that stands before has to be read for it.
-    #[must_use]
-    pub fn saved_clock(&self) -> Option<SavedClock> {
-        let mut clock = self.clock.clone();
-        clock.at(self.offset);
-        clock.saved()
-    }
-
-    /// As [`go_on_at`](Self::go_on_at), with the time that was saved where the tracer stands: nothing that stands before is read. Whether it could be used;
-    /// if not, nothing has changed.
-    pub fn go_on_with(&mut self, start: StreamOffset, saved: &SavedClock) -> bool {
-        let restored = StreamClock::restored(self.stream.bytes(), saved, &self.config);
-        let Some(clock) = restored else {
-            return false;
-        };
-        self.clock = clock;
-        self.go_on_at(start);
-        true
     }
 
     /// Whether there were errors in the flow.
