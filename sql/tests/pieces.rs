@@ -102,7 +102,7 @@ fn pieces_have_the_rows_of_the_whole() {
 #[test]
 fn windows_have_the_order_of_the_stream() {
     let recorded = Recorded::new();
-    let file = recorded.of("windows.data", "8");
+    let file = recorded.of("windows.data", "26");
     let recordings = Recording::open_all(&[file], &OpenOptions::default()).expect("recordings");
     let options = EngineOptions {
         threads: Some(PIECES.get()),
