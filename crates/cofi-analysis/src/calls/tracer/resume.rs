@@ -40,7 +40,7 @@ impl CallTracer<'_> {
         self.continue_from(start != StreamOffset(0));
     }
 
-    /// The same, for a tracer that was made for the whole stream and goes on from [states](super::CallStates) in the order of their places: times
+    /// The same, for a tracer that was made for the whole stream and goes on from [states](crate::CallStates) in the order of their places: times
     /// and cycles are those that the packets of the whole stream tell. The packets in between are read, and no code.
     pub fn go_on_at(&mut self, start: StreamOffset) {
         self.signals = self.stream.signals_from(StreamOffset(0));
