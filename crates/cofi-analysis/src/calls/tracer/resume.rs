@@ -53,7 +53,7 @@ impl CallTracer<'_> {
         }
         self.code.now = None;
         self.continue_from(start != StreamOffset(0));
-        // Up to here the time was asked for by whoever has read what stands before.
+        // Up to here the time was asked for by whoever has read what stands before; not always so behind an error.
         self.clock.at(self.offset);
     }
 
