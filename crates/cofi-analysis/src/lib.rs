@@ -33,8 +33,8 @@ pub use block_index::BlockIndex;
 pub use calls::{
     BriefCall, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart,
     CallParts, CallStates, CallTracer, CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left,
-    LocalCall, LocalSum, LocalVisitor, OpenCall, PartMark, PartVisitor, PieceMark, RanBlock,
-    RanPath, SavedClock, StreamClock, StretchPlace, TracedPart, Unfit,
+    LocalCall, LocalSum, LocalVisitor, OpenCall, PartMark, PartVisitor, PieceMark, PiecePlaces,
+    RanBlock, RanPath, SavedClock, StreamClock, StretchPlace, TracedPart, Unfit,
 };
 pub use check::{CheckOptions, StreamCheck, check};
 pub use count::{Counts, Gaps, Times};

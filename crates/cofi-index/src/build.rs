@@ -363,7 +363,7 @@ impl<'s> Follower<'s> {
             let Self {
                 tracer, collector, ..
             } = self;
-            tracer.tell_marks(&marks, |at, tsc| collector.mark(at, tsc));
+            tracer.tell_marks(&marks, |places, tsc| collector.mark(places, tsc));
             self.follow(&mut session.decode_within(stream, range));
         }
         if is_last {

@@ -2,7 +2,7 @@
 
 use cofi_analysis::{
     BriefCall, Call, CallEnd, CallKind, CallMoment, CallNames, CallTracer, CallVisitor, FunctionId,
-    Left,
+    Left, PiecePlaces,
 };
 use cofi_flow::Event;
 use cofi_image::CodeChange;
@@ -184,11 +184,14 @@ impl Collector {
         self.bins.push(function, ran);
     }
 
-    /// A piece begins, of which this is the time.
-    pub(crate) fn mark(&mut self, at: u64, tsc: Option<Tsc>) {
-        let Some(time) = self.timeline.at(tsc) else {
-            return;
-        };
+    /// Pieces begin, of which this is the time.
+    pub(crate) fn mark(&mut self, places: PiecePlaces, tsc: Option<Tsc>) {
+        if let Some(time) = self.timeline.at(tsc) {
+            places.for_each(|at| self.mark_one(at, time));
+        }
+    }
+
+    fn mark_one(&mut self, at: u64, time: u64) {
         let knot = Knot { at, time };
         if self.is_near_knot(at, time) {
             self.no_knot = Some(knot);
@@ -327,6 +330,10 @@ impl Collector {
             ticks => self.timeline.of(Tsc(ticks)).unwrap_or(NO_TIME),
         };
         (call.begin_time, call.end_time) = (time(call.begin_time), time(call.end_time));
+        // Where the counter was set back meanwhile, it has no length.
+        if call.begin_time != NO_TIME {
+            call.end_time = call.end_time.max(call.begin_time);
+        }
         self.kept.push(call);
     }
 

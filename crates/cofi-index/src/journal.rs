@@ -1,6 +1,8 @@
 //! What is told of a part, until it is known that it counts.
 
-use cofi_analysis::{Call, CallEnd, CallMoment, CallNames, CallVisitor, PartVisitor, StretchPlace};
+use cofi_analysis::{
+    Call, CallEnd, CallMoment, CallNames, CallVisitor, PartVisitor, PiecePlaces, StretchPlace,
+};
 use cofi_flow::Event;
 use cofi_image::CodeChange;
 use cofi_insn::Class;
@@ -21,7 +23,7 @@ enum Told {
     Stretch(Box<(Stretch, StretchAt)>),
     Event(CallMoment, u16),
     Switched(Option<i64>, CallMoment),
-    Mark(u64, Option<Tsc>),
+    Mark(PiecePlaces, Option<Tsc>),
 }
 
 /// What is told of a part.
@@ -42,7 +44,7 @@ impl Journal {
                 Told::Stretch(told) => collector.stretch(&told.0, &told.1),
                 Told::Event(at, bits) => collector.note_event(&at, bits),
                 Told::Switched(innermost, at) => collector.switch_stack(innermost, &at),
-                Told::Mark(at, tsc) => collector.mark(at, tsc),
+                Told::Mark(places, tsc) => collector.mark(places, tsc),
             }
         }
     }
@@ -82,8 +84,8 @@ impl PartVisitor<Stretch> for Journal {
         self.told.push(Told::Piece(running, instructions));
     }
 
-    fn mark(&mut self, at: u64, tsc: Option<Tsc>) {
-        self.told.push(Told::Mark(at, tsc));
+    fn mark(&mut self, places: PiecePlaces, tsc: Option<Tsc>) {
+        self.told.push(Told::Mark(places, tsc));
     }
 
     fn times(&self, stretch: &Stretch, ask: &mut dyn FnMut(StreamOffset)) {

@@ -1,6 +1,6 @@
 //! Open calls, as a visitor of calls keeps them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use cofi_analysis::Call;
 use cofi_session::Task;
@@ -13,18 +13,18 @@ pub(crate) struct Stacks<T> {
     task: Task,
 }
 
-/// The open calls of a thread, on all of its stacks, in the order in which they began.
+/// The open calls of a thread, on all of its stacks. There may be thousands of stacks, and calls of any of them may be left next.
 #[derive(Clone, Debug)]
 struct OpenCalls<T> {
-    list: Vec<Kept<T>>,
+    /// By their numbers: in the order in which they began, those before the trace first.
+    all: BTreeMap<i64, Kept<T>>,
     /// The innermost of the stack in use. It need not be the one that began last: that may be of another stack.
     innermost: Option<i64>,
 }
 
-/// What is kept of an open call: with its number, and that of the call around it.
+/// What is kept of an open call, and the number of the call around it.
 #[derive(Clone, Copy, Debug)]
 struct Kept<T> {
-    number: i64,
     parent: Option<i64>,
     kept: T,
 }
@@ -32,7 +32,7 @@ struct Kept<T> {
 impl<T> Default for OpenCalls<T> {
     fn default() -> Self {
         Self {
-            list: Vec::new(),
+            all: BTreeMap::new(),
             innermost: None,
         }
     }
@@ -82,12 +82,11 @@ impl<T> Stacks<T> {
     #[inline]
     pub(crate) fn inner(&self) -> impl Iterator<Item = &T> {
         let mut next = self.open.innermost;
-        // A call lies within one that began before; those before the trace stand first.
-        let mut outer = self.open.list.iter().rev();
         std::iter::from_fn(move || {
             let number = next?;
-            let open = outer.find(|open| open.number == number)?;
-            next = open.parent;
+            let open = self.open.all.get(&number)?;
+            // A call lies within one that began before.
+            next = open.parent.filter(|parent| *parent < number);
             Some(&open.kept)
         })
     }
@@ -99,54 +98,38 @@ impl<T> Stacks<T> {
 
     /// What is kept of all calls of the thread that runs, the outer ones first.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
-        self.open.list.iter().map(|open| &open.kept)
+        self.open.all.values().map(|open| &open.kept)
     }
 
     /// What is kept of the call around one that is to be pushed.
     pub(crate) fn around(&self, call: &Call) -> Option<&T> {
-        let parent = call.parent?;
-        let mut inner = self.open.list.iter().rev();
-        let found = inner.find(|open| open.number == parent);
-        found.map(|open| &open.kept)
+        let found = self.open.all.get(&call.parent?)?;
+        Some(&found.kept)
     }
 
     /// A call of the thread that runs begins, or turns out to have been open before the trace: such ones are known from the innermost to the
     /// outermost.
     #[inline]
     pub(crate) fn push(&mut self, call: &Call, kept: T) {
-        let OpenCalls { list, innermost } = &mut self.open;
-        let is_first = |first: &Kept<T>| first.number > call.number;
-        let open = Kept {
-            number: call.number,
-            parent: call.parent,
-            kept,
-        };
-        if call.number < 0 && list.first().is_some_and(is_first) {
-            list.insert(0, open);
-        } else {
-            list.push(open);
-        }
-        *innermost = Some(call.number);
+        let parent = call.parent;
+        self.open.all.insert(call.number, Kept { parent, kept });
+        self.open.innermost = Some(call.number);
     }
 
     /// A call of the thread that runs is left.
     #[inline]
     pub(crate) fn remove(&mut self, call: &Call) -> Option<T> {
-        let OpenCalls { list, innermost } = &mut self.open;
+        let OpenCalls { all, innermost } = &mut self.open;
         if *innermost == Some(call.number) {
             *innermost = call.parent;
         }
-        if let Some(open) = list.pop_if(|open| open.number == call.number) {
-            return Some(open.kept);
-        }
-        let mut numbers = list.iter();
-        let index = numbers.rposition(|open| open.number == call.number)?;
-        Some(list.remove(index).kept)
+        all.remove(&call.number).map(|open| open.kept)
     }
 
     /// What is kept of all calls of all threads.
     pub(crate) fn into_all(self) -> impl Iterator<Item = T> {
-        let others = self.others.into_values().flat_map(|open| open.list);
-        others.chain(self.open.list).map(|open| open.kept)
+        let others = self.others.into_values();
+        let all = others.chain(std::iter::once(self.open));
+        all.flat_map(|open| open.all.into_values().map(|open| open.kept))
     }
 }

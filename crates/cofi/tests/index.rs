@@ -1,6 +1,8 @@
 //! The index of a recording answers what a reading of all of it tells.
 
 mod common;
+#[path = "index/stacks.rs"]
+mod stacks;
 
 use common::index::{CALLS, TURNS, recording, recording_of, with_session};
 use common::{STATIC, Scratch, cofi, has_qemu, run};

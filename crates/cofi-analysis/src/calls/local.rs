@@ -11,6 +11,7 @@ use cofi_session::ThreadFlow;
 
 use super::inlines::{Chain, ChainKey};
 use super::local_calls::{Local, LocalAround};
+use super::marks::{MarkList, PieceMark};
 use super::names::{CallNames, Location, NewNames};
 use super::net::Netting;
 use super::source::Stand;
@@ -167,14 +168,6 @@ pub(super) struct Piece<'s> {
     pub(super) stand: Stand,
 }
 
-/// Where a piece begins, and the packet that led to the block that runs there.
-#[derive(Clone, Copy, Debug)]
-pub struct PieceMark {
-    /// How many instructions of the part ran before.
-    pub(super) at: u64,
-    pub(super) offset: StreamOffset,
-}
-
 /// Functions and chains that a worker met first in a part.
 #[derive(Debug, Default)]
 pub(super) struct NewNumbers {
@@ -196,19 +189,19 @@ pub struct TracedPart<'s, S> {
     pub(super) noted: usize,
     pub(super) pieces: Vec<Piece<'s>>,
     /// Where the pieces of a [visitor](LocalVisitor::begin) begin, whether the calls were followed or not.
-    pub(super) marks: Vec<PieceMark>,
+    pub(super) marks: MarkList,
 }
 
 impl<S> TracedPart<'_, S> {
     /// Where the pieces of a [visitor](LocalVisitor::begin) begin, if it is not followed as a part: for [`CallTracer::tell_marks`](super::CallTracer::tell_marks).
     #[must_use]
     pub fn marks(&self) -> &[PieceMark] {
-        &self.marks
+        self.marks.list()
     }
 
     /// How many bytes of memory it takes, about.
     pub(crate) fn size(&self) -> usize {
-        let marks = self.marks.len() * size_of::<PieceMark>();
+        let marks = size_of_val(self.marks());
         let ops = self.ops.len() * size_of::<Op>();
         self.noted + ops + self.pieces.len() * size_of::<Piece<'_>>() + marks
     }
@@ -265,7 +258,7 @@ impl<'s, V: LocalVisitor> PartTracer<'s, V> {
                 stretches: Vec::new(),
                 noted: 0,
                 pieces: Vec::new(),
-                marks: Vec::new(),
+                marks: MarkList::default(),
             },
             view: None,
             is_new: None,
@@ -443,7 +436,7 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
         path.for_each(|block| {
             at += block.len() as u64;
             while *next < at {
-                marks.push(PieceMark { at: *next, offset });
+                marks.push(*next, piece, offset);
                 *next = next.saturating_add(piece.max(1));
             }
             // As it is where a path is learnt.

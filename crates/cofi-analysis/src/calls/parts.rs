@@ -6,7 +6,8 @@ use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::Task;
 
 use super::inlines::{Chain, InlineFrame};
-use super::local::{LocalFrame, NewNumbers, Op, OpKind, Piece, PieceMark, StretchEnd, TracedPart};
+use super::local::{LocalFrame, NewNumbers, Op, OpKind, Piece, StretchEnd, TracedPart};
+use super::marks::{Marks, PieceMark, PiecePlaces};
 use super::names::{GoRole, Location};
 use super::shapes::{Hop, Transfer};
 use super::thread::{Around, Coming, DEEPEST, Thread};
@@ -45,9 +46,9 @@ pub trait PartVisitor<S>: CallVisitor {
         let _ = (running, instructions);
     }
 
-    /// When a piece of the [worker](super::LocalVisitor::begin) begins, before which so many instructions of the stream ran.
-    fn mark(&mut self, at: u64, tsc: Option<Tsc>) {
-        let _ = (at, tsc);
+    /// When pieces of the [worker](super::LocalVisitor::begin) begin, before each of which so many instructions of the stream ran.
+    fn mark(&mut self, places: PiecePlaces, tsc: Option<Tsc>) {
+        let _ = (places, tsc);
     }
 
     /// Asks for the times at packets of a stretch that it is told of next.
@@ -142,10 +143,11 @@ impl<'s> CallTracer<'s> {
     }
 
     /// When the pieces of a part begin, which is followed next, and not as a part: each with how many instructions of the stream ran before.
-    pub fn tell_marks(&self, marks: &[PieceMark], mut tell: impl FnMut(u64, Option<Tsc>)) {
+    pub fn tell_marks(&self, marks: &[PieceMark], mut tell: impl FnMut(PiecePlaces, Option<Tsc>)) {
         let mut clock = self.clock.clone();
         for mark in marks {
-            tell(self.instructions + mark.at, clock.at(mark.offset).0);
+            let tsc = clock.at(mark.offset()).0;
+            tell(mark.places_behind(self.instructions), tsc);
         }
     }
 
@@ -210,10 +212,7 @@ impl<'s> CallTracer<'s> {
             ..
         } = part;
         let mut stretches = stretches.into_iter();
-        let mut marks = Marks {
-            left: &marks,
-            begin: self.instructions,
-        };
+        let mut marks = Marks::new(&marks, self.instructions);
         let mut view: Option<ImageView<'s>> = None;
         let (mut first, mut begin) = (0, 0);
         for mut piece in pieces {
@@ -254,6 +253,7 @@ impl<'s> CallTracer<'s> {
         // A place of the part, as the thread counts it.
         let place = |at: u64| before + (at - begin);
         let mut asked = Asked::default();
+        let mut in_stretch = Vec::new();
         // The number of the first call of the stretch at hand.
         let mut first = 0;
         for (index, op) in ops.iter().enumerate() {
@@ -303,14 +303,15 @@ impl<'s> CallTracer<'s> {
                     }
                     asked.next = before;
                     let before = asked.offsets.len();
-                    let in_stretch = marks.take(op.at);
-                    for mark in in_stretch {
-                        asked.ask(mark.offset);
+                    in_stretch.clear();
+                    while let Some(mark) = marks.next_to(op.at) {
+                        asked.ask(mark.offset());
+                        in_stretch.push(mark);
                     }
                     asked.answer(&mut self.clock, self.offset);
                     let times = asked.times.get(before..).unwrap_or_default();
                     for (mark, (tsc, _)) in in_stretch.iter().zip(times) {
-                        visitor.mark(marks.begin + mark.at, *tsc);
+                        visitor.mark(mark.places_behind(marks.begin), *tsc);
                     }
                     if let Some(noted) = noted {
                         let of_stretch = StretchPlace {
@@ -365,30 +366,6 @@ impl<'s> CallTracer<'s> {
             self.continue_from(false);
         }
         Ok(())
-    }
-}
-
-/// Where the worker's pieces begin that were not told of yet.
-#[derive(Debug)]
-struct Marks<'m> {
-    left: &'m [PieceMark],
-    /// How many instructions of the stream ran before the part.
-    begin: u64,
-}
-
-impl<'m> Marks<'m> {
-    /// Those up to a place.
-    fn take(&mut self, at: u64) -> &'m [PieceMark] {
-        let count = self.left.iter().take_while(|mark| mark.at <= at).count();
-        let (these, left) = self.left.split_at(count);
-        self.left = left;
-        these
-    }
-
-    fn tell<S>(&mut self, at: u64, clock: &mut StreamClock<'_>, visitor: &mut impl PartVisitor<S>) {
-        for mark in self.take(at) {
-            visitor.mark(self.begin + mark.at, clock.at(mark.offset).0);
-        }
     }
 }
 

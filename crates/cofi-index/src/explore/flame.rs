@@ -8,7 +8,7 @@ use cofi_analysis::{
 use cofi_session::ThreadFlow;
 
 use super::tree::Tree;
-use super::walk::Walker;
+use super::walk::{Walker, goes_on};
 use super::{Explorer, PlaceRange};
 use crate::calls::FlameCall;
 use crate::clock::Timeline;
@@ -319,7 +319,7 @@ impl Walker for Calls<'_> {
     fn piece(&mut self, ahead: u64, tracer: &CallTracer<'_>, _: &mut ThreadFlow<'_>) -> bool {
         self.ahead = ahead;
         self.stacks.switch_to(tracer.running().0);
-        tracer.instructions() < self.range.end && self.found.len() <= CALLS
+        goes_on(tracer, self.range.end) && self.found.len() <= CALLS
     }
 }
 
@@ -335,7 +335,9 @@ impl CallVisitor for Calls<'_> {
             return;
         };
         open.end = end.end.insns.wrapping_sub(self.ahead).max(open.begin);
-        open.end_time = end.end.tsc.and_then(|tsc| self.timeline.of(tsc));
+        // Where the counter was set back meanwhile, it has no length.
+        let end_time = end.end.tsc.and_then(|tsc| self.timeline.of(tsc));
+        open.end_time = end_time.map(|time| time.max(open.begin_time.unwrap_or(0)));
         open.left = Some(end.left);
         // What is open at the end of what was decoded is open beyond it.
         if end.left == Left::End && open.end < self.range.start {
@@ -410,8 +412,7 @@ impl Walker for Merge<'_> {
             self.count_to(tracer.instructions());
             self.stacks.switch_to(task);
         }
-        let is_within = tracer.instructions() < self.range.end || tracer.is_undecided();
-        is_within && !(self.cancel)()
+        goes_on(tracer, self.range.end) && !(self.cancel)()
     }
 }
 

@@ -94,7 +94,7 @@ impl Explorer<'_> {
         let mut line = None;
         let mut is_new = true;
         let mut stack = Vec::with_capacity(window.open.len());
-        for open in window.open.iter().rev() {
+        for open in &window.open {
             let place = match ip {
                 Some(here) if here == ran.ip => {
                     window.distinct(&ran).and_then(|insn| insn.place.as_ref())

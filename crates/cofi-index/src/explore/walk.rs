@@ -15,6 +15,15 @@ pub(super) trait Walker: CallVisitor {
     fn piece(&mut self, ahead: u64, tracer: &CallTracer<'_>, flow: &mut ThreadFlow<'_>) -> bool;
 }
 
+/// So many instructions behind a range are decoded at most, to know on which stack it ended.
+const BEHIND: u64 = 1 << 22;
+
+/// Whether a place is of interest to whoever asks for what ends before another: it lies within, or what runs there may tell on which stack that ended.
+pub(super) const fn goes_on(tracer: &CallTracer<'_>, end: u64) -> bool {
+    let at = tracer.instructions();
+    at < end || (tracer.is_undecided() && at - end < BEHIND)
+}
+
 impl<'s> Explorer<'s> {
     /// Decodes from the last place at or before a range from which that is possible until a walker has enough, or the row ends. The place where
     /// decoding ended; none if there is no such row.
@@ -68,9 +77,7 @@ impl<'s> Explorer<'s> {
                 let visitor: &mut dyn CallVisitor = walker;
                 tracer.finish(visitor);
             }
-            // What runs behind the range may tell upon which stack it ended.
-            let is_behind = tracer.instructions() >= range.end && !tracer.is_undecided();
-            if is_over || !goes_on || is_behind {
+            if is_over || !goes_on || !self::goes_on(&tracer, range.end) {
                 break tracer.instructions();
             }
         };

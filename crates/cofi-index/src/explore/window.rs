@@ -13,7 +13,7 @@ use cofi_packet::{ExecMode, Ip, StreamOffset};
 use cofi_session::{Task, ThreadFlow};
 
 use super::events::{EventInfo, EventKind, describe, describe_change};
-use super::walk::Walker;
+use super::walk::{Walker, goes_on};
 use super::{Explorer, PlaceRange};
 use crate::clock::Timeline;
 use crate::row::{FunctionNumber, NO_FUNCTION};
@@ -61,7 +61,7 @@ pub(super) struct Window {
     pub(super) insns: Vec<Ran>,
     pub(super) distinct: Vec<Distinct>,
     pub(super) events: Vec<EventInfo>,
-    /// The calls open at the beginning of the range, and where the calls within it begin and end.
+    /// The calls around the beginning of the range, the innermost first.
     pub(super) open: Vec<OpenAt>,
     /// The code at the places of calls.
     pub(super) places: HashMap<Ip, Place>,
@@ -159,7 +159,7 @@ impl Lister<'_> {
     fn note_open(&mut self, at: u64) {
         if !self.is_open_noted && at > self.window.range.start {
             self.is_open_noted = true;
-            self.window.open = self.stacks.iter().copied().collect();
+            self.window.open = self.stacks.inner().copied().collect();
         }
     }
 
@@ -210,7 +210,7 @@ impl Walker for Lister<'_> {
         }
         self.at = at;
         self.offset = flow.offset();
-        !self.is_over(at)
+        goes_on(tracer, self.window.range.end)
     }
 }
 
