@@ -1,6 +1,8 @@
 //! The index of a recording answers what a reading of all of it tells.
 
 mod common;
+#[path = "index/damaged.rs"]
+mod damaged;
 #[path = "index/stacks.rs"]
 mod stacks;
 

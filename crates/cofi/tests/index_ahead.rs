@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 
 use cofi_analysis::{
     BriefCall, Call, CallEnd, CallKind, CallMoment, CallNames, CallStates, CallTracer, CallVisitor,
-    CheckOptions, FunctionId, Left, LocalCall, LocalSum, LocalVisitor, PartVisitor, SegmentStart,
-    StretchPlace, segments, survey_calls,
+    CheckOptions, Chunk, FunctionId, Left, LocalCall, LocalSum, LocalVisitor, PartVisitor,
+    SegmentStart, StretchPlace, TracedPart, segments, survey_calls,
 };
 use cofi_flow::Event;
 use cofi_image::CodeChange;
@@ -307,26 +307,14 @@ fn parts_are_the_flow<'s>(
             &never,
             &|_| {},
             Locally::<0>::default,
-            |mut chunk| {
-                if count > 0 {
-                    tracer.go_on();
-                }
-                count += 1;
+            |chunk| {
                 insns += chunk.instructions;
-                tracer.adopt(&mut chunk.calls);
-                let state = states.push(&tracer).expect("a state");
-                let (mark, before) = (tracer.mark(), found.len());
-                match tracer.follow_part(chunk.calls, &mut found) {
-                    Ok(()) => fit += 1,
-                    Err(_) => {
-                        found.take_back(before);
-                        assert!(tracer.go_back(mark, &states, state, chunk.range.start));
-                        let mut flow = session.decode_within(stream, chunk.range.clone());
-                        while tracer.follow(&mut flow, &mut found) {}
-                    }
-                }
+                let end = chunk.range.end;
+                let follows = (&mut tracer, &mut states, &mut found);
+                fit += usize::from(follow_chunk(session, stream, chunk, count == 0, follows));
+                count += 1;
                 assert_eq!(tracer.instructions(), insns);
-                let part = parts.iter().position(|part| part.end == chunk.range.end);
+                let part = parts.iter().position(|part| part.end == end);
                 assert_eq!(open(&tracer), open_then[part.expect("it is one")]);
             },
         );
@@ -362,6 +350,30 @@ fn parts_are_the_flow<'s>(
 /// No part has as many bytes.
 const ALL: usize = 1 << 30;
 
+/// Follows the next chunk of a stream: as a part, if it fits; whether it does.
+fn follow_chunk<'s>(
+    session: &'s Session<'_>,
+    stream: &'s Stream<'s>,
+    mut chunk: Chunk<TracedPart<'s, Noted>>,
+    is_first: bool,
+    (tracer, states, found): (&mut CallTracer<'s>, &mut CallStates, &mut OfParts),
+) -> bool {
+    if !is_first {
+        tracer.go_on();
+    }
+    tracer.adopt(&mut chunk.calls);
+    let state = states.push(tracer).expect("a state");
+    let (mark, before) = (tracer.mark(), found.len());
+    let is_fit = tracer.follow_part(chunk.calls, found).is_ok();
+    if !is_fit {
+        found.take_back(before);
+        assert!(tracer.go_back(mark, states, state, chunk.range.start));
+        let mut flow = session.decode_within(stream, chunk.range);
+        while tracer.follow(&mut flow, found) {}
+    }
+    is_fit
+}
+
 /// Follows parts whose short calls may be told of as sums: of those, what ran in themselves and how many there were.
 fn followed<'s, const LONG: u64>(
     session: &'s Session<'_>,
@@ -382,23 +394,10 @@ fn followed<'s, const LONG: u64>(
         &AtomicBool::new(false),
         &|_| {},
         Locally::<LONG>::default,
-        |mut chunk| {
-            if count > 0 {
-                tracer.go_on();
-            }
+        |chunk| {
+            let follows = (&mut tracer, &mut states, &mut found);
+            fit += usize::from(follow_chunk(session, stream, chunk, count == 0, follows));
             count += 1;
-            tracer.adopt(&mut chunk.calls);
-            let state = states.push(&tracer).expect("a state");
-            let (mark, before) = (tracer.mark(), found.len());
-            match tracer.follow_part(chunk.calls, &mut found) {
-                Ok(()) => fit += 1,
-                Err(_) => {
-                    found.take_back(before);
-                    assert!(tracer.go_back(mark, &states, state, chunk.range.start));
-                    let mut flow = session.decode_within(stream, chunk.range.clone());
-                    while tracer.follow(&mut flow, &mut found) {}
-                }
-            }
         },
     );
     tracer.finish(&mut found);

@@ -252,14 +252,16 @@ impl<'s> CallTracer<'s> {
         let before = self.thread.total;
         // A place of the part, as the thread counts it.
         let place = |at: u64| before + (at - begin);
+        // A mark where this ends begins behind what happens there, and the time there may be a later one.
+        let last = piece.at.checked_sub(1);
         let mut asked = Asked::default();
         let mut in_stretch = Vec::new();
         // The number of the first call of the stretch at hand.
         let mut first = 0;
         for (index, op) in ops.iter().enumerate() {
             // (Those of a stretch are among what is asked for together.)
-            if matches!(op.kind, OpKind::Arrive(..) | OpKind::Step(_)) {
-                marks.tell(op.at, &mut self.clock, visitor);
+            if let (OpKind::Arrive(..) | OpKind::Step(_), Some(last)) = (&op.kind, last) {
+                marks.tell(op.at.min(last), &mut self.clock, visitor);
             }
             let mut around = Around {
                 visitor: &mut *visitor,
@@ -304,7 +306,7 @@ impl<'s> CallTracer<'s> {
                     asked.next = before;
                     let before = asked.offsets.len();
                     in_stretch.clear();
-                    while let Some(mark) = marks.next_to(op.at) {
+                    while let Some(mark) = last.and_then(|last| marks.next_to(op.at.min(last))) {
                         asked.ask(mark.offset());
                         in_stretch.push(mark);
                     }
@@ -347,8 +349,7 @@ impl<'s> CallTracer<'s> {
             }
         }
         let ran = piece.at - begin;
-        // One that begins where this ends begins behind what happens there.
-        if let Some(last) = piece.at.checked_sub(1) {
+        if let Some(last) = last {
             marks.tell(last, &mut self.clock, visitor);
         }
         self.thread.total = before + ran;
