@@ -20,7 +20,7 @@ const MAINTAINER: &str = "The founders of Cofi";
 /// What is built is for this.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// So long a program may not be, its symbols left out: a little more than the static one was last. 8 MB are wished (docs/packages.md), so this only goes down.
-const TOO_LONG: u64 = 10_500_000;
+const TOO_LONG: u64 = 10_050_000;
 /// What the C library says it has if it adjusts packed addresses, and since when it does.
 const PACKED: &str = "ABI_DT_RELR";
 const PACKED_SINCE: &str = "2.36";
