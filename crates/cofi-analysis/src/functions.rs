@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cofi_image::{CodeFile, Place};
 use cofi_insn::advance;
 use cofi_packet::{ExecMode, Ip};
+use cofi_session::compact;
 
 use crate::summary::{FileCount, FunctionCount};
 
@@ -219,8 +220,10 @@ impl Functions {
                 instructions,
             })
             .collect();
-        files.sort_by(|a, b| (b.instructions, &a.file).cmp(&(a.instructions, &b.file)));
-        functions.sort_by(|a, b| {
+        compact::sort_by(&mut files, |a, b| {
+            (b.instructions, &a.file).cmp(&(a.instructions, &b.file))
+        });
+        compact::sort_by(&mut functions, |a, b| {
             let (a_key, b_key) = ((&a.file, a.address, &a.name), (&b.file, b.address, &b.name));
             (b.instructions, a_key).cmp(&(a.instructions, b_key))
         });
@@ -238,7 +241,7 @@ fn joined(list: Vec<(FunctionKey, FunctionCount)>) -> Vec<FunctionCount> {
             _ => functions.push(function),
         }
     }
-    pieces.sort_by_key(|(pid, address, _)| (*pid, *address));
+    compact::sort_by_key(&mut pieces, |(pid, address, _)| (*pid, *address));
     let mut last: Option<(u32, u64)> = None;
     for (pid, address, piece) in pieces {
         let goes_on = last.is_some_and(|(of, at)| of == pid && address - at <= APART);

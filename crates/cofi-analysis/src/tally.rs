@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use cofi_flow::Part;
 use cofi_packet::{Ip, StreamOffset};
+use cofi_session::compact;
 use cofi_session::{Session, Stream, ThreadFlow};
 
 use crate::count::Counts;
@@ -301,7 +302,9 @@ impl Tally {
             .into_iter()
             .map(|(cr3, instructions)| SpaceCount { cr3, instructions })
             .collect();
-        spaces.sort_by_key(|space| (Reverse(space.instructions), space.cr3));
+        compact::sort_by_key(&mut spaces, |space| {
+            (Reverse(space.instructions), space.cr3)
+        });
         Summary {
             spaces,
             total,

@@ -12,6 +12,7 @@ use cofi_analysis::{
     TracedPart, Unfit, survey_calls,
 };
 use cofi_packet::{StreamOffset, Tsc};
+use cofi_session::compact;
 use cofi_session::{Session, Stream, ThreadFlow};
 
 use crate::clock::Timeline;
@@ -147,7 +148,7 @@ impl<'b, 's> Builder<'b, 's> {
         // The longest first: what begins last is short, so that no thread works alone for long.
         let mut order: Vec<(usize, &Stream<'_>)> = streams.iter().enumerate().collect();
         order.retain(|(_, stream)| !is_long(stream));
-        order.sort_by_key(|(_, stream)| Reverse(stream.len()));
+        compact::sort_by_key(&mut order, |(_, stream)| Reverse(stream.len()));
         let (next, results) = (AtomicUsize::new(0), Mutex::new(results));
         std::thread::scope(|scope| {
             for _ in 0..threads.get().min(order.len()) {

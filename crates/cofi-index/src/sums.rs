@@ -1,5 +1,6 @@
 //! What ran in a chunk, by function.
 
+use cofi_session::compact;
 use serde::{Deserialize, Serialize};
 
 use crate::row::FunctionNumber;
@@ -71,7 +72,9 @@ impl Sums {
         let mut list: Vec<_> = all
             .filter(|sum| (sum.own, sum.total, sum.calls) != (0, 0, 0))
             .collect();
-        list.sort_by_key(|sum| (std::cmp::Reverse((sum.total, sum.own)), sum.function));
+        compact::sort_by_key(&mut list, |sum| {
+            (std::cmp::Reverse((sum.total, sum.own)), sum.function)
+        });
         list
     }
 }

@@ -19,6 +19,7 @@ mod clock;
 mod code;
 #[cfg(test)]
 mod code_tests;
+pub mod compact;
 mod error;
 mod events;
 mod fingerprint;

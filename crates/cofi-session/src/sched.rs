@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use crate::compact;
 use cofi_perf::{Body, Feature, File, PerfTime, Record, TraceInfo};
 
 use crate::Task;
@@ -214,7 +215,7 @@ fn restrict(
     if only_thread.is_empty() {
         return;
     }
-    forks.sort_by_key(|(time, ..)| time.unwrap_or_default());
+    compact::sort_by_key(&mut forks, |(time, ..)| time.unwrap_or_default());
     let mut traced: HashSet<u32> = only_thread.values().copied().collect();
     for (_, parent, child) in forks {
         if traced.contains(&parent) {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::compact;
 use cofi_flow::{Executed, FlowError, FlowErrorKind, Path, Run};
 use cofi_insn::RunningChecksum;
 use cofi_packet::StreamOffset;
@@ -36,7 +37,7 @@ pub(crate) fn placed(mut seals: Vec<Seal>, place: impl Fn(u64) -> StreamOffset) 
         seal.start = place(seal.start.0);
         seal.end = place(seal.end.0);
     }
-    seals.sort_by_key(|seal| (seal.start, seal.end));
+    compact::sort_by_key(&mut seals, |seal| (seal.start, seal.end));
     let mut end = StreamOffset(0);
     seals.retain(|seal| {
         let fits = end <= seal.start && seal.start <= seal.end;

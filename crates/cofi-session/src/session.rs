@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use crate::compact;
 use cofi_flow::{Cpu, Errata, FlowConfig, RtitFlowConfig};
 use cofi_image::{
     AddressSpace, CodeFile, ElfSpec, FileStore, ImageError, ImageView, Kallsyms, KernelCode,
@@ -408,7 +409,7 @@ impl<'t> Session<'t> {
             for signal in &mut signals {
                 signal.offset = pieces.place(signal.offset.0);
             }
-            signals.sort_by_key(|signal| signal.offset);
+            compact::sort_by_key(&mut signals, |signal| signal.offset);
             let task = Cursor::new(&timeline, key).task();
             let name = key
                 .tid()

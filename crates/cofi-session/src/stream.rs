@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use crate::compact;
 use cofi_packet::StreamOffset;
 
 use crate::Task;
@@ -132,7 +133,7 @@ impl<'t> Pieces<'t> {
     ///
     /// A piece may be padded to a multiple of eight bytes and so reach into the next one.
     fn in_order(mut pieces: Vec<Piece<'t>>, lost_at: Vec<u64>) -> (Self, Vec<Seam>) {
-        pieces.sort_by_key(|piece| piece.offset);
+        compact::sort_by_key(&mut pieces, |piece| piece.offset);
         let mut seams = Vec::new();
         // Before which pieces something is missing, and how much.
         let mut gaps = Vec::new();
@@ -181,7 +182,9 @@ impl<'t> Pieces<'t> {
             task: None,
         }));
         // Where two say the same, the one that knows more comes first and counts.
-        segments.sort_by_key(|segment| (segment.start, segment.missing.is_none()));
+        compact::sort_by_key(&mut segments, |segment| {
+            (segment.start, segment.missing.is_none())
+        });
         segments.dedup_by_key(|segment| segment.start);
         segments.retain(|segment| segment.start > 0 && segment.start < this.len() as u64);
         this.segments.extend(segments);

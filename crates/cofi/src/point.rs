@@ -6,6 +6,7 @@ use crate::psb_index::PsbIndex;
 use anyhow::{Result, bail};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_perf::PerfTime;
+use cofi_session::compact;
 use cofi_session::{Session, ThreadFlow};
 use std::fmt;
 use std::str::FromStr;
@@ -365,7 +366,7 @@ pub(crate) fn near(name: &str, session: &Session<'_>) -> Vec<String> {
             return;
         }
         found.push((far, spelt));
-        found.sort();
+        compact::sort_by(&mut found, Ord::cmp);
         found.truncate(NEAR);
     };
     session.for_each_function(|symbol, _| look_at(symbol));

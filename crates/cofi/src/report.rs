@@ -13,6 +13,7 @@ use crate::{check, input, progress};
 use anyhow::Result;
 use cofi_analysis::{Counts, Summary, Tally, TallyGate, ThreadSummary};
 use cofi_packet::StreamOffset;
+use cofi_session::compact;
 use cofi_session::{Diagnostic, Session, Signal, Stream, StreamKey, ThreadFlow};
 use console::Term;
 use std::collections::HashMap;
@@ -196,7 +197,7 @@ impl<'s> Reported<'s> {
                 None => list.push((signal, 1)),
             }
         }
-        list.sort_by_key(|(signal, _)| !signal.is_fatal);
+        compact::sort_by_key(&mut list, |(signal, _)| !signal.is_fatal);
         Self(list)
     }
 

@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use cofi_image::Version;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::Task;
+use cofi_session::compact;
 use serde::{Deserialize, Serialize};
 
 use super::inlines::{InlineFrame, Inlines, SavedChains};
@@ -160,7 +161,7 @@ impl CallStates {
             return None;
         }
         // What is kept does not depend on how they are hashed.
-        all.sort_unstable_by_key(|thread| thread.task);
+        compact::sort_by_key(&mut all, |thread| thread.task);
         for thread in all {
             self.keep(thread);
         }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use cofi_flow::{Event, Executed, FlowConfig, FlowError, FlowErrorKind, Item, Part};
 use cofi_image::{AddressSpace, CodeChange, ImageView, LandingPads, Version};
 use cofi_packet::{ExecMode, Ip, StreamOffset};
+use cofi_session::compact;
 use cofi_session::{Session, Signals, Stream, Task, ThreadFlow};
 use rustc_hash::FxHashMap;
 
@@ -806,7 +807,7 @@ impl<'s> CallTracer<'s> {
     pub fn finish(&mut self, visitor: &mut dyn CallVisitor) {
         self.leave_all(Left::End, visitor);
         let mut threads: Vec<(Task, Thread)> = self.threads.drain().collect();
-        threads.sort_by_key(|(task, _)| *task);
+        compact::sort_by_key(&mut threads, |(task, _)| *task);
         for (_, thread) in threads {
             self.thread = thread;
             self.leave_all(Left::End, visitor);

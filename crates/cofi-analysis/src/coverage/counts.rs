@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cofi_image::{CodeFile, Place};
 use cofi_insn::{Class, advance};
 use cofi_packet::{ExecMode, Ip};
+use cofi_session::compact;
 use rustc_hash::FxHashMap;
 
 use super::file::{FileCode, FileKey};
@@ -160,7 +161,9 @@ impl CodeCounts {
             file.finish();
         }
         list.retain(|file| !file.insns().is_empty());
-        list.sort_by(|a, b| (b.total(), a.path()).cmp(&(a.total(), b.path())));
+        compact::sort_by(&mut list, |a, b| {
+            (b.total(), a.path()).cmp(&(a.total(), b.path()))
+        });
         list
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use cofi_image::{CodeFile, LineRow, LineTable, SourceFunction, demangle};
 use cofi_insn::{Class, LinearDecoder};
 use cofi_packet::Ip;
+use cofi_session::compact;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::file::{FileCode, InsnCount};
@@ -528,7 +529,7 @@ fn rounds(arcs: &[Arc]) -> u64 {
     let mut back: Vec<usize> = (0..arcs.len())
         .filter(|arc| arcs[*arc].to <= arcs[*arc].from)
         .collect();
-    back.sort_by_key(|arc| arcs[*arc].from - arcs[*arc].to);
+    compact::sort_by_key(&mut back, |arc| arcs[*arc].from - arcs[*arc].to);
     let mut sum = 0;
     for back in back {
         while left[back] > 0

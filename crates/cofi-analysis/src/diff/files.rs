@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cofi_image::{CodeFile, LineTable};
 use cofi_insn::{Class, LinearDecoder};
 use cofi_packet::{ExecMode, Ip};
+use cofi_session::compact;
 
 use super::Level;
 use crate::coverage::{FileCode, FileKey};
@@ -284,7 +285,7 @@ impl FileMatches {
         let keeps_others = self.level == Level::Functions;
         let mut lines = lines.into_iter();
         let roles = lists.map(|mut list| {
-            list.sort_by_key(|function: &Function| function.start);
+            compact::sort_by_key(&mut list, |function: &Function| function.start);
             Role::Functions(Arc::new(FunctionTable {
                 file,
                 list,

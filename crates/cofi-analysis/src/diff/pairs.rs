@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use cofi_session::compact;
 use cofi_session::{Stream, StreamKey};
 
 /// A thread of each of two recordings, or of one that has none in the other.
@@ -27,7 +28,9 @@ enum Name {
 fn named<'s, 't>(streams: &[&'s Stream<'t>]) -> Vec<(Name, &'s Stream<'t>)> {
     let mut streams = streams.to_vec();
     // The kernel numbers threads as it creates them.
-    streams.sort_by_key(|stream| (stream.key().tid(), stream.key().cpu()));
+    compact::sort_by_key(&mut streams, |stream| {
+        (stream.key().tid(), stream.key().cpu())
+    });
     let program = streams.first().and_then(|stream| stream.comm());
     let mut counts: HashMap<Option<String>, u32> = HashMap::new();
     let name = |stream: &'s Stream<'t>| match stream.key() {

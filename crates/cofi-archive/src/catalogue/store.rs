@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt::Debug;
 use std::io::{self, Read};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -35,7 +36,8 @@ pub(crate) trait Hold {
 }
 
 /// The place in which a catalogue lies. Names are `recordings/…`, `code/BUILDID/SHA256` and the like, wherever that is.
-pub(crate) trait Store: Debug {
+/// Threads may share a catalogue, wherever it lies.
+pub(crate) trait Store: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Where something is, as people are told it.
     fn path_of(&self, name: &Path) -> PathBuf;
 

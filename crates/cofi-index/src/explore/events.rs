@@ -7,6 +7,7 @@ use cofi_flow::Event;
 use cofi_image::CodeChange;
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, StreamOffset};
+use cofi_session::compact;
 use cofi_session::{Signal, ThreadFlow};
 
 use super::walk::Walker;
@@ -216,7 +217,7 @@ impl Explorer<'_> {
             .iter()
             .map(|signal| of_signal(known, signal));
         list.extend(signals.filter(|event| event.at >= range.start && event.at <= range.end));
-        list.sort_by_key(|event| (event.at, event.offset));
+        compact::sort_by_key(&mut list, |event| (event.at, event.offset));
         is_whole &= list.len() <= most;
         list.truncate(most);
         Events { list, is_whole }

@@ -6,6 +6,7 @@ use cofi_analysis::{
     Call, CallEnd, CallMoment, CallNames, CallTracer, CallVisitor, Left, OpenCall,
 };
 use cofi_session::ThreadFlow;
+use cofi_session::compact;
 
 use super::tree::Tree;
 use super::walk::{Walker, goes_on};
@@ -238,7 +239,9 @@ impl Explorer<'_> {
         }
         let sorted = |sums: HashMap<FunctionNumber, FunctionSum>| {
             let mut list: Vec<_> = sums.into_values().collect();
-            list.sort_by_key(|sum| (std::cmp::Reverse(sum.total), sum.function));
+            compact::sort_by_key(&mut list, |sum| {
+                (std::cmp::Reverse(sum.total), sum.function)
+            });
             list
         };
         Neighbours {
@@ -301,8 +304,9 @@ impl Calls<'_> {
             let whole = kept.map(|kept| kept.shown());
             self.take(whole.unwrap_or(FlameCall { end, ..call }));
         }
-        self.found
-            .sort_by_key(|call| (call.begin, call.depth, std::cmp::Reverse(call.end)));
+        compact::sort_by_key(&mut self.found, |call| {
+            (call.begin, call.depth, std::cmp::Reverse(call.end))
+        });
         bounded(self.found, self.shortest)
     }
 }

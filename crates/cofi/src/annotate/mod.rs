@@ -14,6 +14,7 @@ use anyhow::{Result, bail};
 use cofi_analysis::{FileCode, FunctionCover, InsnCount, SourceCover, SourceLines};
 use cofi_insn::{Class, MAX_INSN_LEN, decode};
 use cofi_packet::{ExecMode, Ip};
+use cofi_session::compact;
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
         });
         let mut functions: Vec<&FunctionCover> = functions.collect();
         // A linker puts the cold parts of functions before them.
-        functions.sort_by_key(|function| function.name.contains(".cold"));
+        compact::sort_by_key(&mut functions, |function| function.name.contains(".cold"));
         for function in functions {
             let listing = Listing::of(code, &cover, function);
             if args.json {
@@ -89,7 +90,7 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
                 "{wanted} is a stub, of which `cofi top --of instructions` lists what ran; it leads to {function}"
             );
         }
-        near.sort_by_key(String::len);
+        compact::sort_by_key(&mut near, String::len);
         near.truncate(NEAR);
         match near.is_empty() {
             true => bail!(

@@ -14,6 +14,7 @@ use crate::table::{shortened, width_of};
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallVisitor, FunctionId};
 use cofi_packet::Ip;
+use cofi_session::compact;
 use cofi_session::{Session, Stream, Task};
 use console::Term;
 use rustc_hash::FxHashMap;
@@ -211,7 +212,9 @@ impl<'a> Callers<'a> {
                 continue;
             };
             let mut children = node.children.clone();
-            children.sort_by_key(|child| tree.nodes.get(*child).map(|node| node.sum.calls));
+            compact::sort_by_key(&mut children, |child| {
+                tree.nodes.get(*child).map(|node| node.sum.calls)
+            });
             rows.extend(children.into_iter().map(|child| (child, depth + 1)));
             if number == 0 {
                 continue;

@@ -22,6 +22,7 @@ use cofi_analysis::{
     CallNames, CallTracer, CallVisitor, FinishedCall, FunctionId, OpenCall, TallyGate, diff::Feed,
 };
 use cofi_packet::{Ip, StreamOffset, Tsc};
+use cofi_session::compact;
 use cofi_session::{Session, Stream, Task, ThreadFlow};
 use collect::Collect;
 use rustc_hash::FxHashMap;
@@ -127,7 +128,7 @@ impl<'s> Work<'_, 's> {
             run();
         });
         let mut shown = shown.into_inner().unwrap_or_else(PoisonError::into_inner);
-        shown.sort_by_key(|(number, _)| *number);
+        compact::sort_by_key(&mut shown, |(number, _)| *number);
         shown.into_iter().map(|(_, shown)| shown).collect()
     }
 

@@ -2,6 +2,7 @@
 
 use super::sources::{Source, Sources};
 use super::{Share, Totals, outcomes};
+use cofi_session::compact;
 use std::io::{Result, Write};
 
 /// Writes all source files: each is a class of the package of its folder.
@@ -38,7 +39,7 @@ pub(super) fn write(sources: &Sources, out: &mut impl Write) -> Result<()> {
         .iter()
         .map(|source| (folder(source), source))
         .collect();
-    list.sort_by(|a, b| (&a.0, &a.1.path).cmp(&(&b.0, &b.1.path)));
+    compact::sort_by(&mut list, |a, b| (&a.0, &a.1.path).cmp(&(&b.0, &b.1.path)));
     for package in list.chunk_by(|a, b| a.0 == b.0) {
         let mut totals = Totals::default();
         for (_, source) in package {

@@ -2,6 +2,7 @@
 
 use super::Share;
 use cofi_analysis::{FileCode, LineCount, SourceCover};
+use cofi_session::compact;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -133,8 +134,9 @@ fn source<'s>(sources: &'s mut BTreeMap<String, Source>, path: &str) -> &'s mut 
 impl Source {
     /// A function of which several files have code is one.
     fn join_functions(&mut self) {
-        self.functions
-            .sort_by(|a, b| (a.line, &a.name).cmp(&(b.line, &b.name)));
+        compact::sort_by(&mut self.functions, |a, b| {
+            (a.line, &a.name).cmp(&(b.line, &b.name))
+        });
         self.functions.dedup_by(|next, kept| {
             let is_same = (next.line, &next.name) == (kept.line, &kept.name);
             if is_same {

@@ -4,6 +4,7 @@ use super::Side;
 use crate::coverage::sources::is_of_system;
 use cofi_analysis::diff::FileMatches;
 use cofi_analysis::{FileCode, FileKey, SourceLines};
+use cofi_session::compact;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -99,11 +100,11 @@ impl Differences {
         }
         let mut functions: Vec<FunctionCounts> = functions.into_values().collect();
         for function in &mut functions {
-            function
-                .lines
-                .sort_by(|a, b| (&a.file, a.lines).cmp(&(&b.file, b.lines)));
+            compact::sort_by(&mut function.lines, |a, b| {
+                (&a.file, a.lines).cmp(&(&b.file, b.lines))
+            });
         }
-        functions.sort_by(|a, b| {
+        compact::sort_by(&mut functions, |a, b| {
             let key = |counts: &FunctionCounts| {
                 // The program's own before those of libraries.
                 let is_own = counts

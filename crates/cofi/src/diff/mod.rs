@@ -21,6 +21,7 @@ use cofi_analysis::diff::{
 };
 use cofi_analysis::{FileCode, Summary, Tally};
 use cofi_file::Bytes;
+use cofi_session::compact;
 use cofi_session::{Session, Stream};
 use counts::Differences;
 use std::io::Write;
@@ -310,7 +311,7 @@ impl<'s, 't> Outcome<'s, 't> {
         let mut list: Vec<_> = all.collect();
         let time = |parting: &Parting| parting.turns[0].tsc.map(|tsc| tsc.0);
         if list.iter().all(|(_, parting)| time(parting).is_some()) {
-            list.sort_by_key(|(_, parting)| time(parting));
+            compact::sort_by_key(&mut list, |(_, parting)| time(parting));
         }
         list.truncate(self.most);
         list

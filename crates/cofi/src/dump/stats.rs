@@ -5,6 +5,7 @@ use crate::digits::{counted, grouped};
 use crate::json::Line;
 use crate::table::{lines, table};
 use cofi_packet::{PacketKind, StreamItem, extent};
+use cofi_session::compact;
 use std::cmp::Reverse;
 use std::io::{Result, Write};
 use std::marker::PhantomData;
@@ -140,7 +141,7 @@ impl<F: Known> Stats<F> {
             }
         }
         types.retain(|(_, sum)| sum.count > 0);
-        types.sort_by_key(|(_, sum)| Reverse(sum.bytes));
+        compact::sort_by_key(&mut types, |(_, sum)| Reverse(sum.bytes));
         types
     }
 

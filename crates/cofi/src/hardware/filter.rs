@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use cofi_image::{FileStore, Kallsyms};
+use cofi_session::compact;
 use std::fmt::Write;
 use std::ops::Range;
 use std::path::Path;
@@ -181,7 +182,7 @@ impl Functions<'_> {
             Some(file) => in_file(file, name)?,
             None => in_kernel(name)?,
         };
-        found.sort_unstable_by_key(|range| (range.start, range.end));
+        compact::sort_by_key(&mut found, |range| (range.start, range.end));
         found.dedup();
         match (which, found.as_slice()) {
             (_, []) => bail!("--filter: {place} has no function {name}"),

@@ -15,6 +15,7 @@ use anyhow::{Result, bail};
 use cofi_analysis::{FileCode, InsnCount, SourceLines};
 use cofi_insn::{MAX_INSN_LEN, decode};
 use cofi_packet::Ip;
+use cofi_session::compact;
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;
@@ -104,7 +105,7 @@ pub(super) fn run(args: &TopArgs) -> Result<Ended> {
             }),
         }));
     }
-    rows.sort_by(|a, b| {
+    compact::sort_by(&mut rows, |a, b| {
         let keys = b.key(args.by).cmp(&a.key(args.by));
         keys.then_with(|| a.place().cmp(&b.place()))
     });

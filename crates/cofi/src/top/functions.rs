@@ -15,6 +15,7 @@ use crate::table::{Column, fitted, width_of};
 use anyhow::Result;
 use cofi_analysis::{Call, CallEnd, CallNames, CallVisitor, FunctionId, Left};
 use cofi_packet::Ip;
+use cofi_session::compact;
 use cofi_session::{Session, Task};
 use console::Term;
 use rustc_hash::FxHashMap;
@@ -176,7 +177,7 @@ impl Functions {
     fn sorted(self, by: TopOrder) -> Vec<Row> {
         let row = |(function, count)| Row { function, count };
         let mut rows: Vec<Row> = self.0.into_iter().map(row).collect();
-        rows.sort_by(|a, b| {
+        compact::sort_by(&mut rows, |a, b| {
             let key = |row: &Row| match by {
                 TopOrder::Own => row.count.self_insns,
                 TopOrder::Total => row.count.insns,

@@ -14,6 +14,7 @@ use crate::table::{Column, fitted, width_of};
 use anyhow::Result;
 use cofi_analysis::{FileCode, SourceCover, SourceLines, SourcePlace};
 use cofi_image::Symbol;
+use cofi_session::compact;
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;
@@ -84,7 +85,7 @@ pub(super) fn run(args: &TopArgs) -> Result<Ended> {
             Place::Function(..) => Callees::default(),
         });
     }
-    rows.sort_by(|(a, row), (b, other)| {
+    compact::sort_by(&mut rows, |(a, row), (b, other)| {
         let (key, others) = (row.key(args.by), other.key(args.by));
         others.cmp(&key).then_with(|| a.cmp(b))
     });

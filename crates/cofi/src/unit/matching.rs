@@ -1,6 +1,7 @@
 //! Lists of lines against lists of expected lines, of which some are optional or come in any order.
 
 use super::check::Shown;
+use cofi_session::compact;
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 
@@ -114,7 +115,7 @@ fn in_order<'w>(wanted: &'w [Wanted], got: &[Shown]) -> Vec<&'w Want> {
             Wanted::AnyOrder(wants) => wants.iter().map(|want| (want, place(want))).collect(),
         };
         wants.retain(|(want, place)| !want.optional || place.is_some());
-        wants.sort_by_key(|(_, place)| place.unwrap_or(usize::MAX));
+        compact::sort_by_key(&mut wants, |(_, place)| place.unwrap_or(usize::MAX));
         list.extend(wants.into_iter().map(|(want, _)| want));
     }
     list

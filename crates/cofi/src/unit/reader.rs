@@ -1,5 +1,6 @@
 //! Tables of a TOML document, read key by key: what is missing, misspelt or of the wrong kind is told with its place.
 
+use cofi_session::compact;
 use std::cell::RefCell;
 use std::ops::Range;
 use toml::Spanned;
@@ -107,7 +108,7 @@ impl<'t> Table<'t> {
                 }
             })
             .collect();
-        fields.sort_by_key(|field| field.at);
+        compact::sort_by_key(&mut fields, |field| field.at);
         fields
     }
 

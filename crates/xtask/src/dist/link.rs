@@ -15,10 +15,9 @@ use anyhow::{Context, Result, ensure};
 /// Where the program goes that needs no library. Whoever has this set is asked to link.
 const STATIC: &str = "COFI_LINKS_STATIC";
 
-/// How the program is linked, beside what rustc asks for: functions that are the same bytes are one.
-const BOTH: &str = "-Wl,--icf=all";
-/// Of the static program, addresses that are adjusted as it starts are kept in few bytes. (Whether others can be so depends on the system's C library.)
-const PACKED: &str = "-Wl,-z,pack-relative-relocs";
+/// How the programs are linked, beside what rustc asks for: functions that are the same bytes are one, and addresses that are adjusted as they start are kept in few bytes.
+/// (For the latter the system's C library must be of version [`super::PACKED_SINCE`], as Debian 12's is.)
+const BOTH: [&str; 2] = ["-Wl,--icf=all", "-Wl,-z,pack-relative-relocs"];
 
 /// Lets a cargo link this program by this chore, as a system's and as one that goes to `to`.
 pub(super) fn by_us<'c>(cargo: &'c mut Command, to: &Path) -> Result<&'c mut Command> {
@@ -39,7 +38,7 @@ fn link(arguments: &[OsString], to: &Path) -> Result<bool> {
     if !is_program(arguments) {
         return cc(arguments);
     }
-    let both = [arguments, &[BOTH.into()]].concat();
+    let both = [arguments, &BOTH.map(OsString::from)].concat();
     let alone = alone(arguments, to).context("linking the program without libraries")?;
     let _ = fs::remove_file(beside(to));
     let linked = cc(&both)? && cc(&alone)?;
@@ -135,7 +134,7 @@ fn alone(arguments: &[OsString], to: &Path) -> Result<Vec<OsString>> {
         is_position_independent && has_unwinder,
         "rustc asks for neither -pie nor -lgcc_s: this is another linker's language"
     );
-    words.extend([BOTH, PACKED].map(OsString::from));
+    words.extend(BOTH.map(OsString::from));
     Ok(words)
 }
 

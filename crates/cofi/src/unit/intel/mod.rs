@@ -14,6 +14,7 @@ use super::scenario::lists_stores;
 use super::values::{buffer, clock, fields};
 use cofi_packet::Ip;
 use cofi_packet::intel::IntelPt;
+use cofi_session::compact;
 use cofi_unit::spec::msr;
 use cofi_unit::{
     At, Capabilities, Context, CrystalRatio, Event, Generation, Implementation, InternalBuffer,
@@ -174,7 +175,7 @@ fn start(
         writes.push((msr::IA32_RTIT_OUTPUT_BASE, OUTPUT_BASE, field.at));
         writes.push((msr::IA32_RTIT_OUTPUT_MASK_PTRS, OUTPUT_MASK, field.at));
     }
-    writes.sort_by_key(|write| write.0 == msr::IA32_RTIT_CTL);
+    compact::sort_by_key(&mut writes, |write| write.0 == msr::IA32_RTIT_CTL);
     for (msr, value, place) in writes {
         unit.wrmsr(world, at, msr, value)
             .map_err(|fault| Mistake::new(place, format!("[start] faults: {fault}")))?;

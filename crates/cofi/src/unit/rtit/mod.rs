@@ -10,6 +10,7 @@ use super::scenario::{lists_stores, operations};
 use super::values::{buffer, clock, fields};
 use cofi_packet::Ip;
 use cofi_packet::rtit::Rtit;
+use cofi_session::compact;
 use cofi_unit::At;
 use cofi_unit::rtit::{
     Context, Ctl, Errata, Event, Events, Implementation, InternalBuffer, Lines, Unit, msr,
@@ -122,7 +123,7 @@ fn start(run: &mut Run, field: &Field<'_>) -> Read<()> {
             .with_trace_stop(Events::ALWAYS_OFF);
         writes.push((msr::RTIT_EVENTS, events.0, field.at));
     }
-    writes.sort_by_key(|write| write.0 == msr::RTIT_CTL);
+    compact::sort_by_key(&mut writes, |write| write.0 == msr::RTIT_CTL);
     let here = run.ip;
     let before = |bytes| Ip(here.0.wrapping_sub(bytes));
     let [first, last] = [(4, 2), (2, 0)].map(|(from, to)| At {
