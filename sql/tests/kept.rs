@@ -74,6 +74,16 @@ fn asked_keeping(file: &Path, statement: &str) -> Vec<Row> {
     rows(&output.stdout)
 }
 
+/// The rows of a statement as they are written, in an order of their own: there may be a hundred thousand.
+fn lines_of(file: &Path, statement: &str) -> Vec<String> {
+    let output = cofi_sql(&["sql", "--json"], &[file], statement);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    lines
+}
+
 /// How many parts a statement decoded, and how many it left out.
 fn counted(file: &Path, statement: &str) -> (u64, u64) {
     let explained = format!("EXPLAIN ANALYZE {statement}");
@@ -88,11 +98,25 @@ fn counted(file: &Path, statement: &str) -> (u64, u64) {
     (counts.0.unwrap_or(0), counts.1.unwrap_or(0))
 }
 
-const INSTRUCTIONS: &str = "SELECT tid, stream_offset / 64 AS place, function, class, count(*) AS n, sum(seq) AS seq, sum(ip) AS ip, sum(tsc) AS tsc,
-    sum(stream_offset) AS bytes, sum(length) AS length FROM instructions() WHERE";
-const BLOCKS: &str = "SELECT tid, stream_offset / 64 AS place, function, class, count(*) AS n, sum(seq) AS seq, sum(ip) AS ip, sum(last_ip) AS last,
-    sum(instructions) AS instructions, sum(tsc) AS tsc, sum(stream_offset) AS bytes FROM blocks() WHERE";
-const BY: &str = "GROUP BY 1, 2, 3, 4";
+/// What is told of instructions and blocks: the columns by which rows are grouped, and sums over them.
+const BY: [&str; 4] = ["tid", "stream_offset / 64 AS place", "function", "class"];
+const INSTRUCTIONS: &[[&str; 2]] = &[
+    ["n", "count(*)"],
+    ["seq", "sum(seq)"],
+    ["ip", "sum(ip)"],
+    ["tsc", "sum(tsc)"],
+    ["bytes", "sum(stream_offset)"],
+    ["length", "sum(length)"],
+];
+const BLOCKS: &[[&str; 2]] = &[
+    ["n", "count(*)"],
+    ["seq", "sum(seq)"],
+    ["ip", "sum(ip)"],
+    ["last", "sum(last_ip)"],
+    ["instructions", "sum(instructions)"],
+    ["tsc", "sum(tsc)"],
+    ["bytes", "sum(stream_offset)"],
+];
 
 /// What has no condition on code: the times of parts are kept, and calls are followed by several threads from calls on that are kept.
 const WHOLE: [&str; 2] = [
@@ -132,28 +156,93 @@ fn conditions(file: &Path) -> Vec<[String; 2]> {
     all
 }
 
+/// The sums of a table within a condition.
+fn sums_within(table: &str, sums: &[[&str; 2]], condition: &str) -> String {
+    let sums: Vec<_> = sums
+        .iter()
+        .map(|[name, sum]| format!("{sum} AS {name}"))
+        .collect();
+    let (by, sums) = (BY.join(", "), sums.join(", "));
+    format!("SELECT {by}, {sums} FROM {table} WHERE {condition} GROUP BY 1, 2, 3, 4")
+}
+
+/// That one of several conditions holds. (Nothing is left out for them: each is about a value that is worked out.)
+fn any_of(conditions: &[&str]) -> String {
+    format!("({})", conditions.join(") OR ("))
+}
+
+/// The same for each of several conditions, of one statement that decodes everything once.
+fn sums_of_all(file: &Path, table: &str, sums: &[[&str; 2]], conditions: &[&str]) -> Vec<Vec<Row>> {
+    let mut columns = BY.map(str::to_owned).to_vec();
+    for (number, condition) in conditions.iter().enumerate() {
+        let sums = sums.iter();
+        let sums =
+            sums.map(|[name, sum]| format!("{sum} FILTER (WHERE {condition}) AS {name}_{number}"));
+        columns.extend(sums);
+    }
+    let (columns, any) = (columns.join(", "), any_of(conditions));
+    let all = asked(
+        &[file],
+        &format!("SELECT {columns} FROM {table} WHERE {any} GROUP BY 1, 2, 3, 4"),
+    );
+    let of = |number: usize| {
+        let of_row = |row: &Row| {
+            if row[&format!("n_{number}")] == 0 {
+                return None;
+            }
+            let by = ["tid", "place", "function", "class"].map(|key| (key, key.to_owned()));
+            let sums = sums
+                .iter()
+                .map(|[name, _]| (*name, format!("{name}_{number}")));
+            // (A value that is NULL is not in the row.)
+            let pairs = by.into_iter().chain(sums);
+            let pairs =
+                pairs.filter_map(|(name, key)| Some((name.to_owned(), row.get(&key)?.clone())));
+            Some(pairs.collect())
+        };
+        all.iter().filter_map(of_row).collect()
+    };
+    (0..conditions.len()).map(of).collect()
+}
+
+/// The calls within each of several conditions, of a statement that follows all of them once.
+fn calls_of_all(file: &Path, conditions: &[&str]) -> Vec<Vec<Row>> {
+    let flags = conditions.iter().enumerate();
+    let flags: Vec<_> = flags
+        .map(|(number, condition)| format!("({condition}) AS within_{number}"))
+        .collect();
+    let all = asked(
+        &[file],
+        &format!(
+            "SELECT *, {} FROM calls WHERE {}",
+            flags.join(", "),
+            any_of(conditions)
+        ),
+    );
+    let of = |number: usize| {
+        let is_within = |row: &&Row| row.get(&format!("within_{number}")) == Some(&true.into());
+        let bare = |row: &Row| {
+            let mut row = row.clone();
+            row.retain(|key, _| !key.starts_with("within_"));
+            row
+        };
+        all.iter().filter(is_within).map(bare).collect()
+    };
+    (0..conditions.len()).map(of).collect()
+}
+
 /// That all statements have the same rows whether parts are left out or not. Nothing is kept beside the recording before.
 fn compare(file: &Path) {
     assert!(!kept(file).exists());
     let conditions = conditions(file);
-    let mut wanted = Vec::new();
-    let statements = |number: usize| {
-        let of = |[some, all]: &[String; 2]| {
-            let condition = [some, all][number];
-            [
-                format!("{INSTRUCTIONS} {condition} {BY}"),
-                format!("{BLOCKS} {condition} {BY}"),
-                format!("SELECT * FROM calls WHERE {condition}"),
-            ]
-        };
-        conditions.iter().flat_map(of).collect::<Vec<_>>()
-    };
-    for statement in statements(1) {
-        wanted.push(asked(&[file], &statement));
-    }
-    let whole = WHOLE.map(|statement| asked(&[file], statement));
+    let all: Vec<&str> = conditions.iter().map(|[_, all]| all.as_str()).collect();
+    let instructions = sums_of_all(file, "instructions()", INSTRUCTIONS, &all);
+    let blocks = sums_of_all(file, "blocks()", BLOCKS, &all);
+    let calls = calls_of_all(file, &all);
+    let whole = WHOLE.map(|statement| lines_of(file, statement));
+    assert!(whole.iter().all(|lines| lines.len() > 10));
     let mut compared = 0;
-    for (statement, wanted) in statements(0).iter().zip(&wanted) {
+    let mut told_as = |statement: &str, wanted: &[Row]| {
         let told = asked_keeping(file, statement);
         if wanted.is_empty() {
             assert_eq!(told.len(), 0, "{statement}");
@@ -161,10 +250,25 @@ fn compare(file: &Path) {
             assert_same(&told, wanted);
             compared += 1;
         }
+    };
+    let wanted = instructions.iter().zip(&blocks).zip(&calls);
+    for ([condition, _], ((instructions, blocks), calls)) in conditions.iter().zip(wanted) {
+        told_as(
+            &sums_within("instructions()", INSTRUCTIONS, condition),
+            instructions,
+        );
+        told_as(&sums_within("blocks()", BLOCKS, condition), blocks);
+        told_as(&format!("SELECT * FROM calls WHERE {condition}"), calls);
     }
     assert!(compared >= 18, "{compared}");
     for (statement, wanted) in WHOLE.iter().zip(&whole) {
-        assert_same(&asked(&[file], statement), wanted);
+        let told = lines_of(file, statement);
+        let first = told
+            .iter()
+            .zip(wanted)
+            .find(|(told, wanted)| told != wanted);
+        let counts = (told.len(), wanted.len());
+        assert!(told == *wanted, "{statement}: {counts:?} rows, {first:?}");
     }
     assert!(kept(file).exists());
     std::fs::remove_file(kept(file)).expect("removed");

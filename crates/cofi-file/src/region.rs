@@ -6,6 +6,9 @@
 //! the chunk there from the file and puts it in place; the chunk that has been in memory for longest makes way. To who reads, it is
 //! a slice like any other, in memory of constant size.
 //!
+//! Who reads on comes from the chunk before. Who comes from elsewhere may only want to look at a header and go to the next one, as whoever opens a trace does:
+//! so a part of the chunk is brought, and all of it when another part is touched.
+//!
 //! Against a mapping of the file speak three things: pages of it stay in memory until there is too little of it, so that nobody can tell
 //! how much a command needs; it cannot put the pieces of a stream together, so that most streams had to be copied; and a file that somebody
 //! cuts off must be caught as SIGBUS anyway. Here a read comes back short, which ends the command with a sentence and the status 2. Against
@@ -31,6 +34,13 @@ use nix::libc;
 /// So many bytes are read at once: a multiple of the size of a page, wherever pages are of 4 to 64 KiB.
 const CHUNK: usize = 1 << 17;
 
+/// So many are brought of a chunk at the first touch from elsewhere: what divides it, and is a multiple of the size of a page, too.
+const PART: usize = if cfg!(target_arch = "x86_64") {
+    1 << 14
+} else {
+    1 << 16
+};
+
 /// So many chunks are in memory at most, 64 MiB: many for each thread that reads, so that none loses the chunk that it is reading.
 const RESIDENT: usize = 512;
 
@@ -51,6 +61,8 @@ mod state {
     pub(super) const MOVING: u8 = 1;
     /// All of it.
     pub(super) const PRESENT: u8 = 2;
+    /// A part of it.
+    pub(super) const PART: u8 = 3;
 }
 
 /// Reserved addresses. They stay so to the end of the process, since the handler may look at them at any time: a command opens few files.
@@ -69,7 +81,8 @@ unsafe impl Sync for Region {}
 /// All regions, the last one first.
 static REGIONS: AtomicPtr<Region> = AtomicPtr::new(ptr::null_mut());
 
-/// The addresses of the chunks in memory, in about the order in which they were brought; 0 for none.
+/// The addresses of the chunks in memory, in about the order in which they were brought; 0 for none. One that was brought in two steps is there twice, and goes
+/// with the first.
 static PRESENT: [AtomicUsize; RESIDENT] = [const { AtomicUsize::new(0) }; RESIDENT];
 
 /// How many chunks were brought.
@@ -175,24 +188,35 @@ impl Region {
             })
     }
 
-    /// Brings the chunk of an address, which was touched. Runs in a signal's handler: no more is called than system calls.
+    /// Brings the chunk of an address, which was touched, or a part of it. Runs in a signal's handler: no more is called than system calls.
     fn bring(&self, address: usize) -> Result<(), Failure> {
         let number = (address - self.base) / CHUNK;
         let Some(chunk) = self.chunks.get(number) else {
             return Err(Failure::Memory);
         };
-        let order = (Ordering::Acquire, Ordering::Acquire);
-        if let Err(now) = chunk.compare_exchange(state::ABSENT, state::MOVING, order.0, order.1) {
-            if now == state::MOVING {
+        let Some(before) = take(chunk, [state::ABSENT, state::PART]) else {
+            if chunk.load(Ordering::Acquire) == state::MOVING {
                 // Another thread is at it. Who touched it will do so again.
                 std::thread::yield_now();
             }
             return Ok(());
-        }
+        };
+        let reads_on = match number.checked_sub(1) {
+            Some(last) => self
+                .chunks
+                .get(last)
+                .is_some_and(|last| last.load(Ordering::Acquire) == state::PRESENT),
+            None => true,
+        };
         let start = self.base + number * CHUNK;
-        let (from, to) = (number * CHUNK, ((number + 1) * CHUNK).min(self.len));
-        self.read(from..to, start)?;
-        chunk.store(state::PRESENT, Ordering::Release);
+        let after = if before == state::PART || reads_on {
+            self.read(number * CHUNK, CHUNK)?;
+            state::PRESENT
+        } else {
+            self.read((address - self.base) / PART * PART, PART)?;
+            state::PART
+        };
+        chunk.store(after, Ordering::Release);
         let place = BROUGHT.fetch_add(1, Ordering::Relaxed) % RESIDENT;
         let oldest = PRESENT
             .get(place)
@@ -203,12 +227,14 @@ impl Region {
         }
     }
 
-    /// Reads a chunk into memory of its own, and puts that to the reserved addresses in one step.
-    fn read(&self, range: Range<usize>, target: usize) -> Result<(), Failure> {
+    /// Reads so many bytes from a place on into memory of their own, and puts that to the reserved addresses in one step.
+    fn read(&self, from: usize, size: usize) -> Result<(), Failure> {
+        let target = self.base + from;
+        let range = from.min(self.len)..from.saturating_add(size).min(self.len);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: new memory, wherever the kernel has room.
-        let memory = unsafe { libc::mmap(ptr::null_mut(), CHUNK, access, flags, -1, 0) };
+        let memory = unsafe { libc::mmap(ptr::null_mut(), size, access, flags, -1, 0) };
         if memory == libc::MAP_FAILED {
             return Err(Failure::Memory);
         }
@@ -216,7 +242,7 @@ impl Region {
         for extent in self.extents_of(range) {
             let (mut done, at) = (0, extent.start - first);
             while done < extent.len {
-                // SAFETY: the extent lies within the chunk's range, so what is read lies within the memory.
+                // SAFETY: the extent lies within the range, so what is read lies within the memory.
                 let count = unsafe {
                     let offset = (extent.offset + done as u64) as libc::off_t;
                     let to = memory.byte_add(at + done);
@@ -230,13 +256,14 @@ impl Region {
                 }
             }
         }
-        // SAFETY: the memory is this function's until it is moved. It takes the place of reserved addresses that nobody can read at
-        // this moment, and that no other thread moves, as the state of the chunk says.
+        // SAFETY: the memory is this function's until it is moved. It takes the place of addresses that are the region's own, and that no other thread
+        // moves, as the state of the chunk says. Nobody can read them at this moment, or they are a part that is there already: then who
+        // reads meanwhile finds the same bytes, or none and is stopped.
         let moved = unsafe {
             let to = ptr::with_exposed_provenance_mut::<c_void>(target);
             let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            libc::mprotect(memory, CHUNK, libc::PROT_READ) == 0
-                && libc::mremap(memory, CHUNK, CHUNK, how, to) != libc::MAP_FAILED
+            libc::mprotect(memory, size, libc::PROT_READ) == 0
+                && libc::mremap(memory, size, size, how, to) != libc::MAP_FAILED
         };
         if moved { Ok(()) } else { Err(Failure::Memory) }
     }
@@ -246,11 +273,21 @@ impl Region {
         let Some(chunk) = self.chunks.get((address - self.base) / CHUNK) else {
             return Ok(());
         };
-        chunk.store(state::MOVING, Ordering::Release);
+        if take(chunk, [state::PRESENT, state::PART]).is_none() {
+            // It has gone, or the rest of it is being brought: then it is noted once more.
+            return Ok(());
+        }
         let reserved = reserve(Some(address), CHUNK);
         chunk.store(state::ABSENT, Ordering::Release);
         reserved.map(|_| ()).ok_or(Failure::Memory)
     }
+}
+
+/// Has a chunk be moved by this thread alone, from one of two states; which it was, if it was one of them.
+fn take(chunk: &AtomicU8, from: [u8; 2]) -> Option<u8> {
+    let order = (Ordering::Acquire, Ordering::Acquire);
+    let taken = |state: &u8| chunk.compare_exchange(*state, state::MOVING, order.0, order.1);
+    from.into_iter().find(|state| taken(state).is_ok())
 }
 
 /// Reserves addresses, which nobody can read: anywhere, or in the place of what is at `address`, which must be a region's.
@@ -355,6 +392,8 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::{Bytes, file, join};
 
@@ -439,8 +478,36 @@ mod tests {
                 });
             }
         });
-        let is_present = |chunk: &&AtomicU8| chunk.load(Ordering::Acquire) == state::PRESENT;
-        let present = region.chunks.iter().filter(is_present).count();
-        assert!((1..=RESIDENT).contains(&present), "{present} chunks");
+        let is_there = |chunk: &&AtomicU8| chunk.load(Ordering::Acquire) != state::ABSENT;
+        let there = region.chunks.iter().filter(is_there).count();
+        assert!((1..=RESIDENT).contains(&there), "{there} chunks");
+        // (Here, since the other tests together do not touch so much that what this one does would make way.)
+        what_is_brought(&path);
+    }
+
+    /// By who comes from elsewhere a part is brought, by who goes on in it the rest, and by who reads on from there a chunk.
+    fn what_is_brought(path: &Path) {
+        let Bytes::Held(region) = file(path).unwrap() else {
+            panic!("it was read");
+        };
+        let states = |numbers: [usize; 3]| {
+            numbers.map(|number| region.chunks[number].load(Ordering::Acquire))
+        };
+        let assert_is = |chunk: usize, place: usize, wanted: [u8; 8]| {
+            let at = chunk * CHUNK + place;
+            assert_eq!(region.bytes()[at..at + 8], wanted);
+        };
+        let (absent, part, present) = (state::ABSENT, state::PART, state::PRESENT);
+        assert_eq!(states([0, 5, 6]), [absent; 3]);
+        assert_is(0, 0, pattern(0));
+        for _ in 0..2 {
+            assert_is(5, 5, pattern(5));
+            assert_eq!(states([0, 5, 6]), [present, part, absent]);
+        }
+        assert_is(5, PART, [0; 8]);
+        assert_is(5, 5, pattern(5));
+        assert_eq!(states([0, 5, 6]), [present, present, absent]);
+        assert_is(6, 6, pattern(6));
+        assert_eq!(states([0, 5, 6]), [present; 3]);
     }
 }

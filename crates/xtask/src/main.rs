@@ -69,7 +69,7 @@ usage: cargo xtask CHORE
   bench sql --cofi-sql PROGRAM
           record many ordinary runs, write their tables as Parquet, and measure what teams ask of them, by `cofi sql` and by perf with SQLite;
           needs gzip, mawk, sqlite3, python3 and perf
-          [--recordings N] [--millions N] [--folder DIR] [--keep] [--python PYTHON-WITH-DUCKDB] [--cofi PATH]
+          [--recordings N] [--millions N] [--folder DIR] [--keep] [--only export|ask|perf] [--python PYTHON-WITH-DUCKDB] [--cofi PATH]
   bench insn
           measure what an instruction costs to decode, by tables and by the disassembler
           [--rounds N] [FILE]...";

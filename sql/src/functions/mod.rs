@@ -20,7 +20,7 @@ use crate::recording::Recording;
 use crate::scan::{Pieces, Provider};
 use crate::table::Table;
 
-pub(crate) use parts::{PartTimes, StreamParts, grouped, part_size, picked};
+pub(crate) use parts::{PartTimes, StreamParts, are_starts, grouped, part_size, picked};
 pub(crate) use places::Places;
 
 /// All table functions, in the order in which they are documented.

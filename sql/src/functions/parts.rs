@@ -81,6 +81,19 @@ impl PartTimes {
             times,
         }
     }
+
+    /// Whether these can be the parts of a stream of so many bytes.
+    pub(crate) fn is_sound(&self, len: u64) -> bool {
+        are_starts(self.starts.iter().copied(), len) && self.times.len() == self.starts.len()
+    }
+}
+
+/// Whether a stream of so many bytes can be cut at these places.
+pub(crate) fn are_starts(starts: impl Iterator<Item = u64> + Clone, len: u64) -> bool {
+    let mut pairs = starts.clone().zip(starts.clone().skip(1));
+    starts.clone().next() == Some(0)
+        && starts.clone().all(|start| start == 0 || start < len)
+        && pairs.all(|(one, other)| one < other)
 }
 
 /// The parts of a stream.
@@ -100,8 +113,14 @@ impl StreamParts {
         }
     }
 
-    /// Those of a stream, with what is kept of their times.
+    /// Those of a stream, or what is kept of them: to find where parts begin takes a look at each of them, all over the file.
     pub(crate) fn of(session: &Session<'_>, stream: &Stream<'_>, kept: Option<&PartTimes>) -> Self {
+        if let Some(kept) = kept {
+            return Self {
+                starts: kept.starts.iter().copied().map(StreamOffset).collect(),
+                times: OnceLock::from(kept.times.clone()),
+            };
+        }
         // What a processor's stream is about follows from what stands before.
         let starts = match stream.key().cpu() {
             None => {
@@ -110,16 +129,10 @@ impl StreamParts {
             }
             Some(_) => vec![StreamOffset(0)],
         };
-        let is_same = |kept: &&PartTimes| {
-            kept.times.len() == starts.len()
-                && kept.starts.iter().eq(starts.iter().map(|start| &start.0))
-        };
-        let times = OnceLock::new();
-        if let Some(kept) = kept.filter(is_same) {
-            // (There is nothing in it yet.)
-            let _ = times.set(kept.times.clone());
+        Self {
+            starts,
+            times: OnceLock::new(),
         }
-        Self { starts, times }
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -16,7 +16,7 @@ use cofi_packet::StreamOffset;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::functions::PartTimes;
+use crate::functions::{PartTimes, are_starts};
 use crate::limits::Limits;
 use crate::table::{Pick, WHOLE};
 use ranges::Packed;
@@ -370,11 +370,9 @@ impl KeptStream {
     /// Whether all numbers in it mean something, of what was read from a file: for a stream of so many bytes.
     fn is_sound(&self, len: u64) -> bool {
         let starts = self.chunks.iter().map(|chunk| chunk.start);
-        let mut pairs = self.chunks.windows(2);
         let states = self.chunks.iter().filter_map(|chunk| chunk.state);
-        starts.clone().next() == Some(0)
-            && starts.clone().all(|start| start == 0 || start < len)
-            && pairs.all(|pair| matches!(pair, [one, other] if one.start < other.start))
+        are_starts(starts, len)
+            && self.times.is_sound(len)
             && self
                 .chunks
                 .iter()

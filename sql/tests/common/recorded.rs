@@ -59,15 +59,12 @@ pub(crate) fn well(command: &mut Command) -> Output {
 }
 
 pub(crate) fn record(data: &Path, program: &Path, words: &[&str]) {
+    record_with("cyc,psb_period=0", data, program, words);
+}
+
+fn record_with(config: &str, data: &Path, program: &Path, words: &[&str]) {
     let mut record = Command::new(cofi());
-    record.args([
-        "record",
-        "--engine",
-        "qemu",
-        "--config",
-        "cyc,psb_period=0",
-        "-o",
-    ]);
+    record.args(["record", "--engine", "qemu", "--config", config, "-o"]);
     well(record.arg(data).arg("--").arg(program).args(words));
 }
 
@@ -81,6 +78,14 @@ impl Recorded {
     pub(crate) fn of(&self, name: &str, argument: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         record(&path, &self.folder.path().join("program"), &[argument]);
+        path
+    }
+
+    /// One of the program with another argument, in which returns are packets: it has as many bytes for a quarter of the instructions.
+    pub(crate) fn with_returns(&self, name: &str, argument: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        let program = self.folder.path().join("program");
+        record_with("cyc,psb_period=0,noretcomp", &path, &program, &[argument]);
         path
     }
 
