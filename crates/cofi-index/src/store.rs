@@ -10,7 +10,7 @@ use crate::build::{IndexOptions, Partial};
 use crate::index::Index;
 
 /// The first bytes of such a file. The number is that of what follows: any change of it is another format.
-const MAGIC: &[u8; 16] = b"cofi index v\0\0\0\x05";
+const MAGIC: &[u8; 16] = b"cofi index v\0\0\0\x06";
 
 /// Why an index could not be read or kept.
 #[derive(Debug, thiserror::Error)]

@@ -436,7 +436,7 @@ impl<'s, V: LocalVisitor> PartRun<'_, 's, V> {
         path.for_each(|block| {
             at += block.len() as u64;
             while *next < at {
-                marks.push(*next, piece, offset);
+                marks.push(*next, piece.max(1), offset);
                 *next = next.saturating_add(piece.max(1));
             }
             // As it is where a path is learnt.

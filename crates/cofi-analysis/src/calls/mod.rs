@@ -215,6 +215,9 @@ pub struct OpenCall {
     pub returns_to: Option<Ip>,
     /// How many instructions of the stream, whichever thread's, ran before it began.
     pub at: u64,
+    /// Visitors were told of it. Of a call that may be a stub's they are told once it is known: until then it has no number, and its function may turn out to be the one to
+    /// which it jumps.
+    pub is_told: bool,
 }
 
 /// How a call ended.

@@ -270,12 +270,14 @@ impl Thread {
                 call: frame.call,
                 returns_to: frame.ret.or(frame.resume),
                 at: frame.at,
+                is_told: !frame.is_stub,
             }];
             while let Some(inline) = inlines.next_if(|inline| inline.owner == index) {
                 calls.push(OpenCall {
                     call: inline.call,
                     returns_to: None,
                     at: inline.at,
+                    is_told: true,
                 });
             }
             calls

@@ -302,6 +302,19 @@ impl<'s> CallTracer<'s> {
         self.thread.decide(&mut around);
     }
 
+    /// Nothing more will come that could tell whether the innermost call is a stub's: it is taken for a call, and told of if it was not.
+    pub fn tell_innermost(&mut self, visitor: &mut dyn CallVisitor) {
+        let mut around = Around {
+            visitor,
+            clock: &mut self.clock,
+            names: &self.names,
+            pads: &mut self.pads,
+            view: self.code.now.as_ref().map(|(_, view)| view),
+            offset: self.offset,
+        };
+        self.thread.tell_stub(&mut around);
+    }
+
     /// Whether it is not known yet on which of several stacks control is.
     #[must_use]
     pub const fn is_undecided(&self) -> bool {

@@ -115,7 +115,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// What functions did in ranges of rows: exact, however much that is. Less once `cancel` says so.
+    /// What functions did in ranges of rows: of all that ran there, however much that is. (What ran on a stack of which it is not known long after
+    /// which one it is counts to none.) Less once `cancel` says so.
     pub fn functions(
         &mut self,
         ranges: &[(usize, PlaceRange)],

@@ -55,7 +55,9 @@ impl<'s> Explorer<'s> {
             if is_first {
                 tracer.begin_at(bytes.start);
                 let at = tracer.instructions();
-                walker.begin(at, &mut tracer.all_open_calls());
+                // It is told of the others once they are known.
+                let mut open = tracer.all_open_calls().filter(|open| open.is_told);
+                walker.begin(at, &mut open);
             } else {
                 tracer.go_on();
             }
@@ -78,6 +80,10 @@ impl<'s> Explorer<'s> {
                 tracer.finish(visitor);
             }
             if is_over || !goes_on || !self::goes_on(&tracer, range.end) {
+                if !tracer.is_undecided() {
+                    let visitor: &mut dyn CallVisitor = walker;
+                    tracer.tell_innermost(visitor);
+                }
                 break tracer.instructions();
             }
         };

@@ -101,6 +101,11 @@ pub(crate) fn recording_of(scratch: &Scratch, source: &str) -> Option<PathBuf> {
     }
     let source = scratch.write("calls.c", source);
     let program = scratch.compile(&source, &[STATIC, &["-O2", "-g", "-pthread"]].concat())?;
+    Some(recording_by_qemu(scratch, &program))
+}
+
+/// A recording of a program, in small parts.
+pub(crate) fn recording_by_qemu(scratch: &Scratch, program: &Path) -> PathBuf {
     let data = scratch.path("data");
     let mut command = cofi();
     command.args([
@@ -111,9 +116,9 @@ pub(crate) fn recording_of(scratch: &Scratch, source: &str) -> Option<PathBuf> {
         "psb_period=0",
         "-o",
     ]);
-    let ran = run(command.arg(&data).arg("--").arg(&program));
+    let ran = run(command.arg(&data).arg("--").arg(program));
     assert_eq!(ran.code(), 0, "{}", ran.stderr);
-    Some(data)
+    data
 }
 
 pub(crate) fn with_session(data: &Path, test: impl FnOnce(&Session<'_>, &[u8])) {

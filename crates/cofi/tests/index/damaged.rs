@@ -72,6 +72,7 @@ fn the_same_index_is_built_of_damaged_recordings() {
         let wanted = build(1, 0);
         with_gaps += usize::from(wanted.rows().iter().any(|row| row.gap_count > 0));
         let found = build(3, 1 << 30);
+        assert_eq!(found.rows().len(), wanted.rows().len(), "{case}");
         for (found, wanted) in found.rows().iter().zip(wanted.rows()) {
             assert_eq!(format!("{found:?}"), format!("{wanted:?}"), "{case}");
         }
