@@ -9,8 +9,8 @@ use crate::Session;
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Of a trace, whose file has these bytes. Its beginning and its end are looked at, its packets at up to 1,024 places, and which code it is
-    /// decoded with: files that were built anew are other code.
+    /// Of a trace, whose file has these bytes. Its beginning and its end are looked at, the file and its packets at up to 1,024 places each, and
+    /// the beginning of each stream: a change elsewhere is not noticed. And so is which code it is decoded with: files that were built anew are other code.
     #[must_use]
     pub fn of(session: &Session<'_>, bytes: &[u8]) -> Self {
         let mut crcs = [(); 6].map(|()| crc32fast::Hasher::new());
