@@ -291,20 +291,22 @@ impl<'s> CallTracer<'s> {
     /// Nothing more will come that could tell on which of several stacks control is: it is taken to be on the one that waited for longest, so that
     /// [`open_calls`](Self::open_calls) has its calls.
     pub fn decide(&mut self, visitor: &mut dyn CallVisitor) {
-        let mut around = Around {
-            visitor,
-            clock: &mut self.clock,
-            names: &self.names,
-            pads: &mut self.pads,
-            view: self.code.now.as_ref().map(|(_, view)| view),
-            offset: self.offset,
-        };
-        self.thread.decide(&mut around);
+        let (thread, mut around) = self.with_thread(visitor);
+        thread.decide(&mut around);
     }
 
     /// Nothing more will come that could tell whether the innermost call is a stub's: it is taken for a call, and told of if it was not.
     pub fn tell_innermost(&mut self, visitor: &mut dyn CallVisitor) {
-        let mut around = Around {
+        let (thread, mut around) = self.with_thread(visitor);
+        thread.tell_stub(&mut around);
+    }
+
+    /// The thread that runs, and what is around it where the tracer stands.
+    fn with_thread<'a>(
+        &'a mut self,
+        visitor: &'a mut (dyn CallVisitor + 'a),
+    ) -> (&'a mut Thread, Around<'a, 's, dyn CallVisitor + 'a>) {
+        let around = Around {
             visitor,
             clock: &mut self.clock,
             names: &self.names,
@@ -312,7 +314,7 @@ impl<'s> CallTracer<'s> {
             view: self.code.now.as_ref().map(|(_, view)| view),
             offset: self.offset,
         };
-        self.thread.tell_stub(&mut around);
+        (&mut self.thread, around)
     }
 
     /// Whether it is not known yet on which of several stacks control is.
