@@ -63,7 +63,7 @@ impl<'s> Explorer<'s> {
             }
             is_first = false;
             let mut flow = self.session.decode_within(stream, bytes);
-            let goes_on = loop {
+            let wants_more = loop {
                 let ahead = tracer.running().1.wrapping_sub(tracer.instructions());
                 if !walker.piece(ahead, &tracer, &mut flow) {
                     break false;
@@ -75,11 +75,11 @@ impl<'s> Explorer<'s> {
             };
             number += 1;
             let is_over = number >= known.chunks.len();
-            if is_over && goes_on {
+            if is_over && wants_more {
                 let visitor: &mut dyn CallVisitor = walker;
                 tracer.finish(visitor);
             }
-            if is_over || !goes_on || !self::goes_on(&tracer, range.end) {
+            if is_over || !wants_more || !goes_on(&tracer, range.end) {
                 if !tracer.is_undecided() {
                     let visitor: &mut dyn CallVisitor = walker;
                     tracer.tell_innermost(visitor);
