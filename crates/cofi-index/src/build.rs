@@ -507,7 +507,7 @@ fn put_together(session: &Session<'_>, options: &IndexOptions, built: Vec<Built>
                     info.calls += sum.calls;
                 }
             }
-            sums.0.sort_unstable_by_key(|sum| sum.function);
+            compact::sort_by_key(&mut sums.0, |sum| sum.function);
         }
         index.rows.push(row);
         index.numbers.push(of_row);

@@ -8,7 +8,7 @@ use cofi_flow::Event;
 use cofi_image::CodeChange;
 use cofi_insn::Class;
 use cofi_packet::{StreamOffset, Tsc};
-use cofi_session::Task;
+use cofi_session::{Task, compact};
 
 use crate::calls::{KeptCall, KeptCalls, NO_TIME, kind_number, left_number};
 use crate::clock::Timeline;
@@ -369,7 +369,7 @@ impl Collector {
                 calls: counted.calls,
             })
             .collect();
-        sums.sort_unstable_by_key(|sum| sum.function);
+        compact::sort_by_key(&mut sums, |sum| sum.function);
         ChunkSums(sums)
     }
 

@@ -13,6 +13,7 @@ use cofi_packet::Tsc;
 use cofi_perf::{Feature, File, PerfTime, TimeConv};
 
 use crate::bpf;
+use crate::compact;
 use crate::timeline::{Entry, KERNEL, SidebandChange};
 
 /// Where code comes from that the paths of a trace do not lead to.
@@ -232,7 +233,7 @@ pub(crate) fn kernel_ranges(entries: &[Entry<'_>]) -> Vec<(u64, u64)> {
             _ => None,
         })
         .collect();
-    told.sort_unstable();
+    compact::sort_by(&mut told, Ord::cmp);
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for (start, len) in told {
         match ranges.last_mut() {

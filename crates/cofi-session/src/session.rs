@@ -539,7 +539,7 @@ impl<'t> Session<'t> {
                 tid: *tid,
             })
             .collect();
-        tasks.sort_unstable();
+        compact::sort_by(&mut tasks, Ord::cmp);
         tasks
     }
 

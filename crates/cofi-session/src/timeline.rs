@@ -26,6 +26,7 @@ use cofi_perf::PerfTime;
 use crate::Task;
 use crate::apply_sideband::Applier;
 use crate::code::{Before, Known};
+use crate::compact;
 use crate::stream::StreamKey;
 
 /// One entry of the sideband.
@@ -228,10 +229,10 @@ impl Timeline {
     /// All spaces: those of processes by their numbers, behind those that belong to none.
     pub(crate) fn by_process(&self) -> impl Iterator<Item = (Option<u32>, &Space)> {
         let mut pids: Vec<(usize, u32)> = self.by_pid.iter().map(|(p, s)| (*s, *p)).collect();
-        pids.sort_unstable_by_key(|(space, _)| *space);
+        compact::sort_by_key(&mut pids, |(space, _)| *space);
         let is_process = |space: &usize| pids.binary_search_by_key(space, |(s, _)| *s).is_ok();
         let others: Vec<usize> = (0..self.spaces.len()).filter(|s| !is_process(s)).collect();
-        pids.sort_unstable_by_key(|(_, pid)| *pid);
+        compact::sort_by_key(&mut pids, |(_, pid)| *pid);
         let others = others.into_iter().map(|space| (None, space));
         let processes = pids.into_iter().map(|(space, pid)| (Some(pid), space));
         let spaces = others

@@ -6,6 +6,7 @@
 
 use cofi_image::{ImageView, LineFinder};
 use cofi_packet::Ip;
+use cofi_session::compact;
 use rustc_hash::FxHashMap;
 
 use super::names::CallNames;
@@ -121,7 +122,7 @@ impl Inlines {
         let numbers = self.numbers.iter().map(|(key, chain)| (*key, *chain));
         let mut numbers: Vec<(ChainKey, Chain)> = numbers.collect();
         // The same chains are the same bytes.
-        numbers.sort_unstable_by_key(|(_, chain)| *chain);
+        compact::sort_by_key(&mut numbers, |(_, chain)| *chain);
         SavedChains {
             list: self.list.clone(),
             numbers,

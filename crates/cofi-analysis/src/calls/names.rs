@@ -5,6 +5,7 @@ use std::path::Path;
 
 use cofi_image::{ImageView, Place};
 use cofi_packet::Ip;
+use cofi_session::compact;
 use rustc_hash::FxHashMap;
 
 use super::{Call, FunctionId};
@@ -146,8 +147,8 @@ impl CallNames {
             moved: moved.collect(),
         };
         // The same names are the same bytes.
-        saved.cold.sort_unstable();
-        saved.moved.sort_unstable();
+        compact::sort_by(&mut saved.cold, Ord::cmp);
+        compact::sort_by(&mut saved.moved, Ord::cmp);
         saved
     }
 

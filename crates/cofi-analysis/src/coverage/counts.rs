@@ -144,7 +144,7 @@ impl CodeCounts {
         });
         let numbers: Vec<usize> = numbers.collect();
         let mut runs: Vec<_> = self.runs.into_iter().collect();
-        runs.sort_unstable_by_key(|(key, _)| *key);
+        compact::sort_by_key(&mut runs, |(key, _)| *key);
         for ((file, offset, _), (shape, times)) in &runs {
             let number = numbers.get(*file as usize);
             if let Some(file) = number.and_then(|number| list.get_mut(*number)) {

@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use cofi_session::compact;
+
 use crate::tree::Step;
 use crate::{Frames, StackTree};
 
@@ -22,7 +24,7 @@ pub(super) fn lines(tree: &StackTree, frames: &Frames) -> Vec<String> {
             format!("{} {}", names.join(";"), node.own)
         })
         .collect();
-    lines.sort_unstable();
+    compact::sort_by(&mut lines, Ord::cmp);
     lines
 }
 

@@ -10,7 +10,7 @@ use cofi_flow::Path;
 use cofi_image::{ImageView, LineFinder, Place, SourceLine, Version};
 use cofi_insn::Class;
 use cofi_packet::{ExecMode, Ip, StreamOffset};
-use cofi_session::{Session, Stream, ThreadFlow};
+use cofi_session::{Session, Stream, ThreadFlow, compact};
 use rustc_hash::FxHashMap;
 
 use super::{Explorer, PlaceRange};
@@ -152,7 +152,7 @@ impl Explorer<'_> {
     }
 
     fn list(&mut self, mut list: Vec<Counted>, code: &mut Code) {
-        list.sort_by_key(|insn| insn.ip);
+        compact::sort_by_key(&mut list, |insn| insn.ip);
         list.truncate(LISTED);
         let mut next: Option<(Place, Ip, ExecMode)> = None;
         for insn in list {

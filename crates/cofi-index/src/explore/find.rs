@@ -8,7 +8,7 @@ use cofi_analysis::{
 };
 use cofi_image::{CodeFile, LineFinder, LineRow, LineTable, Place};
 use cofi_packet::Ip;
-use cofi_session::ThreadFlow;
+use cofi_session::{ThreadFlow, compact};
 
 use super::walk::Walker;
 use super::{Explorer, FileLines, PlaceRange};
@@ -198,7 +198,7 @@ impl Explorer<'_> {
                 (std::cmp::Reverse((is_exact, function.instructions)), number)
             })
             .collect();
-        named.sort_unstable();
+        compact::sort_by(&mut named, Ord::cmp);
         hits.extend(named.into_iter().map(|(_, number)| Hit::Function(number)));
         hits.truncate(most);
         hits

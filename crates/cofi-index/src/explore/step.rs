@@ -1,5 +1,7 @@
 //! From one place to the next, forward and back.
 
+use cofi_session::compact;
+
 use super::Explorer;
 use super::window::Window;
 use crate::row::Axis;
@@ -87,7 +89,7 @@ impl Explorer<'_> {
             let when = there.and_then(|there| other.value(Axis::Time, there));
             others.extend(when.zip(there).map(|(when, there)| (when, number, there)));
         }
-        others.sort_unstable();
+        compact::sort_by(&mut others, Ord::cmp);
         if !forward {
             others.reverse();
         }
