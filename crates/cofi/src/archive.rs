@@ -4,13 +4,13 @@
 //! others are: nothing depends on their names. It has no times and no owners: the same trace gives the same file.
 
 use crate::args::{ArchiveArgs, FlowInput};
-use crate::digits::counted;
 use crate::output::tell;
 use crate::{Ended, catalogue, input, progress};
 use anyhow::{Context, Result, bail};
 use cofi_archive::{Contents, PackedFile};
 use cofi_flow::Part;
 use cofi_session::Session;
+use cofi_text::digits::counted;
 use std::fs;
 use std::path::{Path, PathBuf};
 

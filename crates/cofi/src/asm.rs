@@ -1,13 +1,13 @@
 //! `cofi asm`: packets from text.
 
 use crate::args::{AsmArgs, PacketFormat};
-use crate::digits::counted;
 use crate::output::tell;
 use crate::{Ended, input};
 use anyhow::{Context, Result, bail};
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
 use cofi_packet::{AssembleError, Assembler, Collected, Format};
+use cofi_text::digits::counted;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::File;

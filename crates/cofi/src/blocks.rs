@@ -6,8 +6,8 @@
 use crate::Ended;
 use crate::args::{BlocksArgs, Show};
 use crate::block_text::BlockTexts;
+use crate::input;
 use crate::item::{self, Loss};
-use crate::json::Line;
 use crate::notes::{self, Notes, Now};
 use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, Written};
 use crate::output::stdout;
@@ -16,7 +16,6 @@ use crate::progress::Printing;
 use crate::select::{self, Found, Lines, Window};
 use crate::table::{shortened, width_of};
 use crate::thread_tag::ThreadTag;
-use crate::{digits, input};
 use anyhow::Result;
 use cofi_analysis::{FlowState, ended_with_segment};
 use cofi_flow::{Event, Executed, Item, Part, Run};
@@ -24,6 +23,8 @@ use cofi_image::LineFinder;
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
+use cofi_text::Line;
+use cofi_text::digits;
 use console::Term;
 use std::io::{self, Write};
 

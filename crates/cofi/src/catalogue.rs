@@ -2,13 +2,13 @@
 
 use crate::archive::{member_name, pack};
 use crate::args::ArchiveArgs;
-use crate::digits::counted;
-use crate::json::Line;
 use crate::output::{stdout, tell};
 use crate::table::{lines, table};
 use crate::{Ended, companion};
 use anyhow::{Context, Result, bail};
 use cofi_archive::{Catalogue, CatalogueError, Entry, Listed};
+use cofi_text::Line;
+use cofi_text::digits::counted;
 use indicatif::{HumanBytes, HumanDuration};
 use std::ffi::OsStr;
 use std::fs;

@@ -2,8 +2,6 @@
 
 use crate::Ended;
 use crate::args::CheckArgs;
-use crate::digits::{counted, grouped};
-use crate::json::Line;
 use crate::output::stdout;
 use crate::table::{lines, table};
 use crate::{input, item, progress};
@@ -12,6 +10,8 @@ use cofi_analysis::{CheckOptions, Gap, GapCause, Proof, StreamCheck};
 use cofi_packet::Tsc;
 use cofi_perf::PerfTime;
 use cofi_session::{Session, Stream};
+use cofi_text::Line;
+use cofi_text::digits::{counted, grouped};
 use std::collections::BTreeMap;
 use std::io::Write;
 

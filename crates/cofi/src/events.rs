@@ -2,7 +2,6 @@
 
 use crate::args::EventsArgs;
 use crate::item::Loss;
-use crate::json::Line;
 use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, State, Written};
 use crate::output::stdout;
 use crate::progress::Printing;
@@ -12,6 +11,7 @@ use cofi_analysis::{FlowState, ended_with_segment};
 use cofi_flow::{Event, LocatedEvent, Tick};
 use cofi_packet::{StreamOffset, Tsc};
 use cofi_session::{Session, Signal, Signals, Stream, StreamEvents};
+use cofi_text::Line;
 use std::io::{self, Write};
 
 /// Runs the command.

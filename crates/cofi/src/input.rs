@@ -1,13 +1,13 @@
 //! Opening a trace: recognised by content, as the contract says.
 
 use crate::args::{FlowInput, Format, Input, Names};
-use crate::json::Line;
 use crate::output::tell;
 use anyhow::{Context, Result, bail};
 use cofi_archive::{Archive, BareArgs, Manifest, parse_cpu, without_rtit};
 use cofi_file::{Bytes, inside};
 use cofi_image::Kallsyms;
 use cofi_session::{FileFormat, Recording, Session, SessionOptions, Stream, TraceFile};
+use cofi_text::Line;
 use std::borrow::Cow;
 use std::io::Read;
 use std::path::{Path, PathBuf};

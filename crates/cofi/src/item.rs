@@ -1,11 +1,11 @@
 //! One item of the flow as a line: JSON as the contract fixes it, or text.
 
-use crate::digits::counted;
-use crate::json::Line;
 use cofi_flow::{Event, Field, FlowError, FlowErrorKind, Item, Tick};
 use cofi_packet::intel::{CState, StateValue, TsxState, WakeReason};
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::Signal;
+use cofi_text::Line;
+use cofi_text::digits::counted;
 
 /// What is wrong, and what the user can do about it, if there is something.
 pub(crate) fn with_advice(kind: &FlowErrorKind) -> String {

@@ -4,8 +4,6 @@ use crate::args::LastArgs;
 use crate::calls::json::{JsonCalls, Sites};
 use crate::calls::text::{Tree, TreeStyle};
 use crate::calls::{self, Traced};
-use crate::digits::counted;
-use crate::json::Line;
 use crate::output::{Stdout, stdout};
 use crate::progress::Printing;
 use crate::psb_index::PsbIndex;
@@ -21,6 +19,8 @@ use cofi_image::{ImageView, InlinedFunction, LineFinder, Place, SourceLine};
 use cofi_insn::{Class, CodeSource};
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Stream};
+use cofi_text::Line;
+use cofi_text::digits::counted;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 

@@ -1,11 +1,11 @@
 //! `cofi lines`: RTIT output, captured as it was written, back in the order of its bytes (2.3.2).
 
 use crate::args::LinesArgs;
-use crate::digits::counted;
 use crate::output::tell;
 use crate::{Ended, input};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use cofi_flow::lines::{Lines, Piece};
+use cofi_text::digits::counted;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 

@@ -20,7 +20,6 @@ mod companion;
 mod coverage;
 mod dap;
 mod diff;
-mod digits;
 #[cfg(can_record)]
 mod doctor;
 mod dump;
@@ -38,7 +37,6 @@ mod insn;
 #[cfg(unix)]
 mod interrupt;
 mod item;
-mod json;
 mod last;
 mod lines;
 #[cfg(can_record)]

@@ -1,14 +1,14 @@
 //! What is told of an instruction beside its address: where it stands, its text, its time.
 
 use crate::args::Show;
-use crate::digits;
-use crate::json::Line;
 use crate::table::shortened;
 use cofi_flow::Executed;
 use cofi_image::{ImageView, LineFinder, Place, Version};
 use cofi_insn::CodeSource;
 use cofi_packet::{ExecMode, Ip, Tsc};
 use cofi_session::{Session, ThreadFlow};
+use cofi_text::Line;
+use cofi_text::digits;
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 use std::fmt::Write;

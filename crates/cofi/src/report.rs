@@ -2,8 +2,6 @@
 
 use crate::Ended;
 use crate::args::{Parallel, ReportArgs};
-use crate::digits::{counted, grouped};
-use crate::json::Line;
 use crate::output::stdout;
 use crate::point::Place;
 use crate::psb_index::PsbIndex;
@@ -15,6 +13,8 @@ use cofi_analysis::{Counts, Summary, Tally, TallyGate, ThreadSummary};
 use cofi_packet::StreamOffset;
 use cofi_session::compact;
 use cofi_session::{Diagnostic, Session, Signal, Stream, StreamKey, ThreadFlow};
+use cofi_text::Line;
+use cofi_text::digits::{counted, grouped};
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;

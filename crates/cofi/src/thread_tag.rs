@@ -1,8 +1,8 @@
 //! Whose instructions these are, where a trace is of several threads or processors.
 
 use crate::input;
-use crate::json::Line;
 use cofi_session::{Session, Stream, StreamKey, ThreadFlow};
+use cofi_text::Line;
 use std::io::Write;
 
 /// The thread that a stream is about, as the flow goes by.

@@ -42,6 +42,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("cofi-libipt", &["cofi-packet", "cofi-insn"]),
     ("cofi-file", &["cofi-session"]),
+    ("cofi-text", &["cofi-packet"]),
     (
         "cofi-archive",
         &[
@@ -115,6 +116,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cofi-perf",
             "cofi-session",
             "cofi-file",
+            "cofi-text",
             "cofi-archive",
             "cofi-capture",
             "cofi-machine",

@@ -6,7 +6,6 @@ use crate::Ended;
 use crate::args::AnnotateArgs;
 use crate::coverage::counting::Counted;
 use crate::function_names::{is_named, of_stub};
-use crate::json::Line;
 use crate::output::{is_coloured, stdout, tell};
 use crate::source_text::SourceText;
 use crate::table::width_of;
@@ -15,6 +14,7 @@ use cofi_analysis::{FileCode, FunctionCover, InsnCount, SourceCover, SourceLines
 use cofi_insn::{Class, MAX_INSN_LEN, decode};
 use cofi_packet::{ExecMode, Ip};
 use cofi_session::compact;
+use cofi_text::Line;
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &AnnotateArgs) -> Result<Ended> {
         }
     }
     if counted.gaps() > 0 {
-        let gaps = crate::digits::counted(counted.gaps(), "gap");
+        let gaps = cofi_text::digits::counted(counted.gaps(), "gap");
         tell(format_args!("{gaps}: what ran there is not counted"));
     }
     Ok(match counted.has_errors {

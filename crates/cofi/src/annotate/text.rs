@@ -2,9 +2,9 @@
 
 use super::{Listing, Row};
 use crate::coverage::percent;
-use crate::digits::{counted, grouped};
 use crate::source_text::SourceText;
 use crate::table::begin_of;
+use cofi_text::digits::{counted, grouped};
 use std::io::{Result, Write};
 use std::rc::Rc;
 

@@ -6,7 +6,6 @@ use super::ways::{WayId, Ways};
 use super::{Matches, is_wanted, nanoseconds};
 use crate::args::{CallsArgs, Range};
 use crate::check::duration;
-use crate::digits::grouped;
 use crate::function_names::Wanted;
 use crate::input;
 use crate::output::Stdout;
@@ -16,6 +15,7 @@ use cofi_analysis::{Call, CallEnd, CallKind, CallNames, CallVisitor, FunctionId}
 use cofi_packet::Ip;
 use cofi_session::compact;
 use cofi_session::{Session, Stream, Task};
+use cofi_text::digits::grouped;
 use console::Term;
 use rustc_hash::FxHashMap;
 use std::io::Write;

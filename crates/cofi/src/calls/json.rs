@@ -2,11 +2,11 @@
 
 use super::lasted;
 use crate::args::CallsArgs;
-use crate::digits;
-use crate::json::Line;
 use cofi_analysis::{CallNames, CallPart, FinishedCall, Left};
 use cofi_packet::Tsc;
 use cofi_session::{Session, StreamKey, Task};
+use cofi_text::Line;
+use cofi_text::digits;
 use std::io;
 
 /// Writes calls of a thread.

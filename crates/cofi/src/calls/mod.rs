@@ -8,7 +8,6 @@ mod turns;
 mod ways;
 
 use crate::args::{CallsArgs, Range};
-use crate::digits::counted;
 use crate::function_names::{Wanted, is_named, of_stub};
 use crate::output::{Stdout, stdout, tell};
 use crate::point::{Place, near};
@@ -24,6 +23,7 @@ use cofi_analysis::{
 use cofi_packet::{Ip, StreamOffset, Tsc};
 use cofi_session::compact;
 use cofi_session::{Session, Stream, Task, ThreadFlow};
+use cofi_text::digits::counted;
 use collect::Collect;
 use rustc_hash::FxHashMap;
 use std::cell::Cell;

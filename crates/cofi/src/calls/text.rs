@@ -2,11 +2,11 @@
 
 use super::lasted;
 use crate::check::duration;
-use crate::digits::grouped;
 use crate::output::{Color, is_coloured};
 use crate::table::{shortened, width_of};
 use cofi_analysis::{CallKind, CallNames, FinishedCall, Left};
 use cofi_session::Session;
+use cofi_text::digits::grouped;
 use console::{Style, Term};
 use std::io::{self, Write};
 

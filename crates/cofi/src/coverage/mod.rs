@@ -7,12 +7,12 @@ pub(crate) mod sources;
 
 use crate::Ended;
 use crate::args::CoverageArgs;
-use crate::digits::{counted, grouped};
-use crate::json::Line;
 use crate::output::{self, stdout, tell};
 use crate::table::{Column, end_of, fitted, shortened, width_of};
 use anyhow::{Context, Result};
 use cofi_analysis::InsnCount;
+use cofi_text::Line;
+use cofi_text::digits::{counted, grouped};
 use console::Term;
 use counting::Counted;
 use sources::{Source, Sources};

@@ -3,10 +3,10 @@
 use super::counts::FunctionCounts;
 use super::spots::{self, Reader};
 use super::{Outcome, Thread};
-use crate::json::Line;
 use crate::output::Stdout;
 use anyhow::Result;
 use cofi_analysis::diff::{FileMatch, Parting, PartingCause, Spot, Turn};
+use cofi_text::Line;
 use std::io::Write;
 use std::path::Path;
 

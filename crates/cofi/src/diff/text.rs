@@ -4,7 +4,6 @@ use super::counts::FunctionCounts;
 use super::spots::{self, Reader, Step};
 use super::{DiffArgs, DiffLevel, Outcome, Thread};
 use crate::check::no_gaps;
-use crate::digits::{counted, grouped};
 use crate::input;
 use crate::output::{Stdout, is_coloured};
 use crate::report::file_name;
@@ -12,6 +11,7 @@ use crate::table::{Column, fitted, shortened, width_of};
 use anyhow::Result;
 use cofi_analysis::diff::{FileMatch, Frame, Parting, PartingCause, ThreadDiff, Turn};
 use cofi_session::Stream;
+use cofi_text::digits::{counted, grouped};
 use console::{Style, Term};
 use std::io::Write;
 

@@ -5,9 +5,9 @@ mod kernel;
 mod tools;
 
 use crate::args::DoctorArgs;
-use crate::json::Line;
 use crate::{Ended, output};
 use anyhow::Result;
+use cofi_text::Line;
 use serde_json::Value;
 use std::io::Write;
 
@@ -146,7 +146,7 @@ fn plain(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Finding, Status, object, text};
-    use crate::json::Line;
+    use cofi_text::Line;
 
     #[test]
     fn text_has_a_line_a_thing_and_the_hint_below() {

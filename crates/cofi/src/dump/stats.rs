@@ -1,11 +1,11 @@
 //! `--stats`: what a stream is made of.
 
-use super::known::Known;
-use crate::digits::{counted, grouped};
-use crate::json::Line;
 use crate::table::{lines, table};
 use cofi_packet::{PacketKind, StreamItem, extent};
 use cofi_session::compact;
+use cofi_text::Line;
+use cofi_text::digits::{counted, grouped};
+use cofi_text::packets::Known;
 use std::cmp::Reverse;
 use std::io::{Result, Write};
 use std::marker::PhantomData;

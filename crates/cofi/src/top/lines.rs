@@ -5,8 +5,6 @@ use super::{MOST, share};
 use crate::Ended;
 use crate::args::{TopArgs, TopOrder};
 use crate::coverage::counting::Counted;
-use crate::digits::grouped;
-use crate::json::Line;
 use crate::output::{Stdout, stdout};
 use crate::report::file_name;
 use crate::source_text::SourceText;
@@ -15,6 +13,8 @@ use anyhow::Result;
 use cofi_analysis::{FileCode, SourceCover, SourceLines, SourcePlace};
 use cofi_image::Symbol;
 use cofi_session::compact;
+use cofi_text::Line;
+use cofi_text::digits::grouped;
 use console::Term;
 use std::collections::HashMap;
 use std::io::Write;
@@ -134,7 +134,7 @@ fn rows(counted: &Counted, lines: &mut Lines) -> HashMap<Place, Row> {
             *parts.entry((line, function)).or_default() += insn.times;
         }
         let mut parts: Vec<_> = parts.into_iter().collect();
-        parts.sort_unstable();
+        compact::sort_by(&mut parts, Ord::cmp);
         for ((line, function), insns) in parts {
             let name = || Some(symbol_at(code, function?)?.demangled());
             let source = line.and_then(|(file, _)| sources.get(file as usize));

@@ -8,9 +8,9 @@ mod open_calls;
 
 use crate::Ended;
 use crate::args::{TopArgs, TopOf};
-use crate::digits::grouped;
 use crate::output::Stdout;
 use anyhow::Result;
+use cofi_text::digits::grouped;
 use std::io::Write;
 
 /// So many rows are printed for people, unless another number is asked for.

@@ -2,9 +2,9 @@
 
 use crate::Ended;
 use crate::args::{UnitCpuidArgs, UnitGenerationsArgs};
-use crate::json::Line;
 use crate::output::stdout;
 use anyhow::{Result, bail};
+use cofi_text::Line;
 use cofi_unit::spec::CpuidField;
 use cofi_unit::{Capabilities, CpuidLeaf, Generation};
 use std::io::Write;

@@ -1,9 +1,9 @@
 //! The trace registers of a format by their names, and the fields of each.
 
 use super::reader::{Field, Read, Table};
-use crate::dump::known::Known;
 use cofi_packet::intel::IntelPt;
 use cofi_packet::rtit::Rtit;
+use cofi_text::packets::Known;
 
 /// A register.
 pub(super) struct Register {

@@ -2,10 +2,9 @@
 
 use super::record::{Note, Output, Record, Where};
 use super::registers::{Traced, register_name};
-use crate::dump::objects;
-use crate::dump::text::Text;
-use crate::json::Line;
 use cofi_packet::{Listed, Listing, Packets, StreamItem, StreamOffset, extent};
+use cofi_text::Line;
+use cofi_text::packets::{self, Text};
 use std::fmt::Write as _;
 use std::io::{Result, Write};
 
@@ -108,7 +107,7 @@ pub(super) fn show<F: Traced>(
                 let name = listed
                     .as_ref()
                     .and_then(|listed| F::name(&mut memory, listed.packet()));
-                objects::describe(item, listed.as_ref(), name, &mut object);
+                packets::describe(item, listed.as_ref(), name, &mut object);
                 object.number("op", op);
                 out.write_all(object.end())?;
             }

@@ -1,17 +1,19 @@
-//! What the listing knows about the two formats beyond their tables: colours, names for numbers, how addresses are sent.
+//! What listings know about the two formats beyond their tables: colours, names for numbers, how addresses are sent.
 
 use crate::digits;
-use cofi_flow::Errata;
 use cofi_packet::intel::{
     self, BlockType, CfeType, IntelPt, IpBytes, Repaired, SpoiltBy, StateValue,
 };
 use cofi_packet::rtit::{self, LipBytes, Rtit};
 use cofi_packet::{Format, Packets, StreamItem, StreamOffset};
 use std::fmt;
+use std::io::{self, Write};
+
+use super::lines::{PacketLines, PacketStream};
 
 /// What packets are about: those of one family have one colour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Family {
+pub enum Family {
     /// Padding.
     Padding,
     /// Stream boundaries.
@@ -32,9 +34,9 @@ pub(crate) enum Family {
 
 /// A name for a field that holds a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Name {
+pub struct Name {
     /// The field.
-    pub(crate) key: &'static str,
+    pub key: &'static str,
     what: Named,
 }
 
@@ -64,15 +66,15 @@ const EXCEPTIONS: [&str; 22] = [
 
 /// How an address was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct IpForm {
+pub struct IpForm {
     /// Which of [`Known::IP_FORMS`].
-    pub(crate) form: usize,
+    pub form: usize,
     /// How many bytes of it there are; none of one that is suppressed.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
 }
 
 /// A format that can be listed.
-pub(crate) trait Known: Format {
+pub trait Known: Format {
     /// What must be remembered of earlier packets to give names.
     type Memory: Default;
     /// How many bytes an address has that is sent whole.
@@ -88,15 +90,32 @@ pub(crate) trait Known: Format {
     fn name(memory: &mut Self::Memory, packet: &Self::Packet) -> Option<Name>;
     /// How the address in a packet was sent.
     fn ip_form(packet: &Self::Packet) -> Option<IpForm>;
-    /// The packets of `bytes` from `offset` on, of a processor with these errata. `outside` is what must be known beside the bytes.
+    /// The packets of `bytes` from `offset` on, of a processor that has spoilt them as `by` says. `outside` is what must be known beside the bytes.
     fn packets<'a>(
         bytes: &'a [u8],
         offset: StreamOffset,
         outside: Self::Context,
-        errata: &Errata,
+        by: SpoiltBy,
     ) -> impl Iterator<Item = StreamItem<Self>> + 'a;
     /// Writes the text form of the commonest packets, which is that of `Display`; `false`, and nothing, of others.
     fn write_short(packet: &Self::Packet, out: &mut Vec<u8>) -> bool;
+    /// Writes the lines of a stream that are wanted.
+    ///
+    /// # Errors
+    ///
+    /// Those of `out`.
+    fn list(
+        lines: &mut PacketLines<'_>,
+        stream: &PacketStream<'_>,
+        outside: Self::Context,
+        out: &mut dyn Write,
+    ) -> io::Result<()>;
+    /// Visits all items of a stream.
+    fn each(
+        stream: &PacketStream<'_>,
+        outside: Self::Context,
+        visit: &mut dyn FnMut(&StreamItem<Self>),
+    );
 }
 
 impl Known for IntelPt {
@@ -110,12 +129,8 @@ impl Known for IntelPt {
         bytes: &'a [u8],
         offset: StreamOffset,
         _outside: intel::Block,
-        errata: &Errata,
+        by: SpoiltBy,
     ) -> impl Iterator<Item = StreamItem<Self>> + 'a {
-        let by = SpoiltBy {
-            skd007: errata.skd007,
-            skz84: errata.skz84,
-        };
         Repaired::starting_at(bytes, offset, by)
     }
 
@@ -170,7 +185,6 @@ impl Known for IntelPt {
         })
     }
 
-    #[inline]
     fn write_short(packet: &intel::Packet, out: &mut Vec<u8>) -> bool {
         match packet {
             intel::Packet::Pad => out.extend_from_slice(b"pad"),
@@ -181,6 +195,23 @@ impl Known for IntelPt {
             _ => return false,
         }
         true
+    }
+
+    fn list(
+        lines: &mut PacketLines<'_>,
+        stream: &PacketStream<'_>,
+        outside: Self::Context,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        lines.write::<Self>(stream, outside, out)
+    }
+
+    fn each(
+        stream: &PacketStream<'_>,
+        outside: Self::Context,
+        visit: &mut dyn FnMut(&StreamItem<Self>),
+    ) {
+        stream.items::<Self>(outside).for_each(|item| visit(&item));
     }
 }
 
@@ -199,7 +230,7 @@ impl Known for Rtit {
         bytes: &'a [u8],
         offset: StreamOffset,
         outside: rtit::Mode,
-        _errata: &Errata,
+        _by: SpoiltBy,
     ) -> impl Iterator<Item = StreamItem<Self>> + 'a {
         Packets::starting_at(bytes, offset).in_context(outside)
     }
@@ -232,7 +263,6 @@ impl Known for Rtit {
         })
     }
 
-    #[inline]
     fn write_short(packet: &rtit::Packet, out: &mut Vec<u8>) -> bool {
         let (bits, len) = match packet {
             rtit::Packet::TntPartial { bits } => (bits.bits(), bits.len()),
@@ -242,6 +272,23 @@ impl Known for Rtit {
         out.extend_from_slice(b"tnt ");
         digits::tnt(out, bits, len as u32);
         true
+    }
+
+    fn list(
+        lines: &mut PacketLines<'_>,
+        stream: &PacketStream<'_>,
+        outside: Self::Context,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        lines.write::<Self>(stream, outside, out)
+    }
+
+    fn each(
+        stream: &PacketStream<'_>,
+        outside: Self::Context,
+        visit: &mut dyn FnMut(&StreamItem<Self>),
+    ) {
+        stream.items::<Self>(outside).for_each(|item| visit(&item));
     }
 }
 

@@ -1,14 +1,14 @@
 //! A stream as JSON Lines: the objects of the contract, and names where there are some.
 
 use super::known::{Known, Name};
-use crate::json::Line;
+use crate::Line;
 use cofi_packet::{Listed, PacketKind, StreamItem, Value, extent};
 
 /// Writes an item into `line`, all keys but those of the stream.
 ///
 /// `size` is the item's size in bytes. PTW and BBP have a field of that name, which the contract lists as theirs: in their
 /// objects `size` is the field, and `length` the item's size.
-pub(crate) fn describe<F: Known>(
+pub fn describe<F: Known>(
     item: &StreamItem<F>,
     listed: Option<&Listed<F>>,
     name: Option<Name>,

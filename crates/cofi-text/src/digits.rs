@@ -3,14 +3,12 @@
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
 /// Appends `number` in lower-case hexadecimal, without leading zeros.
-#[inline]
-pub(crate) fn hex(out: &mut Vec<u8>, number: u64) {
+pub fn hex(out: &mut Vec<u8>, number: u64) {
     hex_padded(out, number, 1);
 }
 
 /// Appends `number` in lower-case hexadecimal, with spaces before it up to `width` (at most 16).
-#[inline]
-pub(crate) fn hex_padded(out: &mut Vec<u8>, number: u64, width: usize) {
+pub fn hex_padded(out: &mut Vec<u8>, number: u64, width: usize) {
     let mut digits = [b' '; 16];
     let (mut rest, mut at) = (number, digits.len());
     loop {
@@ -37,8 +35,7 @@ const EIGHT: u64 = 100_000_000;
 const ASCII: u64 = 0x3030_3030_3030_3030;
 
 /// Appends `number` in decimal.
-#[inline]
-pub(crate) fn decimal(out: &mut Vec<u8>, number: u64) {
+pub fn decimal(out: &mut Vec<u8>, number: u64) {
     // Always as many bytes are copied, so that no call is needed for it; what follows the digits is cut off.
     if number < EIGHT {
         let digits = eight_digits(number);
@@ -60,8 +57,7 @@ pub(crate) fn decimal(out: &mut Vec<u8>, number: u64) {
 }
 
 /// Appends `number` in decimal, with spaces before it up to `width`.
-#[inline]
-pub(crate) fn decimal_padded(out: &mut Vec<u8>, number: u64, width: usize) {
+pub fn decimal_padded(out: &mut Vec<u8>, number: u64, width: usize) {
     let from = out.len();
     decimal(out, number);
     let digits = out.len() - from;
@@ -74,16 +70,14 @@ pub(crate) fn decimal_padded(out: &mut Vec<u8>, number: u64, width: usize) {
 }
 
 /// Appends spaces until there are `len` bytes.
-#[inline]
-pub(crate) fn fill(out: &mut Vec<u8>, len: usize) {
+pub fn fill(out: &mut Vec<u8>, len: usize) {
     if out.len() < len {
         out.resize(len, b' ');
     }
 }
 
 /// Appends the results of a TNT: `len` low bits of `bits`, the highest of them first.
-#[inline]
-pub(crate) fn tnt(out: &mut Vec<u8>, bits: u64, len: u32) {
+pub fn tnt(out: &mut Vec<u8>, bits: u64, len: u32) {
     out.extend(
         (0..len)
             .rev()
@@ -92,7 +86,7 @@ pub(crate) fn tnt(out: &mut Vec<u8>, bits: u64, len: u32) {
 }
 
 /// 1234567 as 1,234,567.
-pub(crate) fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {
@@ -105,7 +99,7 @@ pub(crate) fn grouped(number: u64) -> String {
 }
 
 /// So many of something: `1 byte`, `1,234 bytes`.
-pub(crate) fn counted(number: u64, what: &str) -> String {
+pub fn counted(number: u64, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {what}{plural}", grouped(number))
 }

@@ -4,13 +4,13 @@ use crate::digits;
 
 /// One object that grows key by key.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub struct Line {
     text: Vec<u8>,
 }
 
 impl Line {
     /// Begins a new object, keeping the memory of the last.
-    pub(crate) fn begin(&mut self) -> &mut Self {
+    pub fn begin(&mut self) -> &mut Self {
         self.text.clear();
         self.text.push(b'{');
         self
@@ -32,14 +32,14 @@ impl Line {
     }
 
     /// A number.
-    pub(crate) fn number(&mut self, key: &str, value: impl Into<u64>) -> &mut Self {
+    pub fn number(&mut self, key: &str, value: impl Into<u64>) -> &mut Self {
         self.key(key);
         digits::decimal(&mut self.text, value.into());
         self
     }
 
     /// A share or a mean, with six digits after the point.
-    pub(crate) fn real(&mut self, key: &str, value: f64) -> &mut Self {
+    pub fn real(&mut self, key: &str, value: f64) -> &mut Self {
         self.key(key);
         self.text
             .extend_from_slice(format!("{value:.6}").as_bytes());
@@ -47,7 +47,7 @@ impl Line {
     }
 
     /// An address, register value or payload: "0x…".
-    pub(crate) fn hex(&mut self, key: &str, value: u64) -> &mut Self {
+    pub fn hex(&mut self, key: &str, value: u64) -> &mut Self {
         self.key(key);
         self.text.extend_from_slice(b"\"0x");
         digits::hex(&mut self.text, value);
@@ -56,7 +56,7 @@ impl Line {
     }
 
     /// An address that may be unknown.
-    pub(crate) fn hex_or_null(&mut self, key: &str, value: Option<u64>) -> &mut Self {
+    pub fn hex_or_null(&mut self, key: &str, value: Option<u64>) -> &mut Self {
         match value {
             Some(value) => self.hex(key, value),
             None => self.null(key),
@@ -64,14 +64,14 @@ impl Line {
     }
 
     /// A field that is not there.
-    pub(crate) fn null(&mut self, key: &str) -> &mut Self {
+    pub fn null(&mut self, key: &str) -> &mut Self {
         self.key(key);
         self.text.extend_from_slice(b"null");
         self
     }
 
     /// Members as [`members`](Self::members) gave them.
-    pub(crate) fn splice(&mut self, members: &[u8]) -> &mut Self {
+    pub fn splice(&mut self, members: &[u8]) -> &mut Self {
         if !members.is_empty() {
             self.comma();
             self.text.extend_from_slice(members);
@@ -80,12 +80,12 @@ impl Line {
     }
 
     /// The members of the object so far.
-    pub(crate) fn members(&self) -> &[u8] {
+    pub fn members(&self) -> &[u8] {
         &self.text[1..]
     }
 
     /// A flag.
-    pub(crate) fn flag(&mut self, key: &str, value: bool) -> &mut Self {
+    pub fn flag(&mut self, key: &str, value: bool) -> &mut Self {
         self.key(key);
         let word: &[u8] = if value { b"true" } else { b"false" };
         self.text.extend_from_slice(word);
@@ -93,7 +93,7 @@ impl Line {
     }
 
     /// Results of branches: `len` low bits of `bits` as letters, the highest of them first.
-    pub(crate) fn tnt(&mut self, key: &str, bits: u64, len: u8) -> &mut Self {
+    pub fn tnt(&mut self, key: &str, bits: u64, len: u8) -> &mut Self {
         self.key(key);
         self.text.push(b'"');
         digits::tnt(&mut self.text, bits, len.into());
@@ -114,14 +114,14 @@ impl Line {
     }
 
     /// A text, escaped.
-    pub(crate) fn text(&mut self, key: &str, value: &str) -> &mut Self {
+    pub fn text(&mut self, key: &str, value: &str) -> &mut Self {
         self.key(key);
         self.string(value);
         self
     }
 
     /// The name of what stands under `key`, as `KEY_name`.
-    pub(crate) fn name(&mut self, key: &str, value: &str) -> &mut Self {
+    pub fn name(&mut self, key: &str, value: &str) -> &mut Self {
         self.comma();
         self.text.push(b'"');
         self.text.extend_from_slice(key.as_bytes());
@@ -131,14 +131,14 @@ impl Line {
     }
 
     /// Any value.
-    pub(crate) fn value(&mut self, key: &str, value: &serde_json::Value) -> &mut Self {
+    pub fn value(&mut self, key: &str, value: &serde_json::Value) -> &mut Self {
         self.key(key);
         self.text.extend_from_slice(value.to_string().as_bytes());
         self
     }
 
     /// A list of texts.
-    pub(crate) fn texts(&mut self, key: &str, values: impl Iterator<Item = String>) -> &mut Self {
+    pub fn texts(&mut self, key: &str, values: impl Iterator<Item = String>) -> &mut Self {
         self.key(key);
         self.text.push(b'[');
         for value in values {
@@ -150,7 +150,7 @@ impl Line {
     }
 
     /// An object within the object.
-    pub(crate) fn object(&mut self, key: &str, fill: impl FnOnce(&mut Self)) -> &mut Self {
+    pub fn object(&mut self, key: &str, fill: impl FnOnce(&mut Self)) -> &mut Self {
         self.key(key);
         self.text.push(b'{');
         fill(self);
@@ -159,7 +159,7 @@ impl Line {
     }
 
     /// A list of objects, one for each item.
-    pub(crate) fn list<T>(
+    pub fn list<T>(
         &mut self,
         key: &str,
         items: impl IntoIterator<Item = T>,
@@ -178,13 +178,13 @@ impl Line {
     }
 
     /// Closes the object: the whole line, with its line feed.
-    pub(crate) fn end(&mut self) -> &[u8] {
+    pub fn end(&mut self) -> &[u8] {
         self.text.extend_from_slice(b"}\n");
         &self.text
     }
 
     /// The line as [`end`](Self::end) left it.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.text
     }
 }

@@ -1,15 +1,36 @@
-//! `--filter`: which packets are wanted.
+//! Which packets are wanted.
 
 use super::known::Known;
-use anyhow::{Result, bail};
 use cofi_packet::PacketKind;
+use std::error::Error;
+use std::fmt;
 
 /// The word that stands for bytes that form no packet.
 const ERROR: &str = "error";
 
+/// No packet has the name that was asked for.
+#[derive(Clone, Debug)]
+pub struct UnknownPacket {
+    word: String,
+    /// Those that there are.
+    names: String,
+}
+
+impl fmt::Display for UnknownPacket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { word, names } = self;
+        write!(
+            f,
+            "no packet is called {word:?}; there are {names}, and {ERROR}; * stands for anything"
+        )
+    }
+}
+
+impl Error for UnknownPacket {}
+
 /// Which kinds of packets are wanted, and whether errors are.
 #[derive(Clone, Debug)]
-pub(crate) struct Filter {
+pub struct Filter {
     kinds: Vec<bool>,
     errors: bool,
 }
@@ -25,8 +46,12 @@ fn matches(pattern: &str, name: &str) -> bool {
 }
 
 impl Filter {
-    /// Reads the words of `--filter`; without any, everything is wanted.
-    pub(crate) fn new<F: Known>(words: &[String]) -> Result<Self> {
+    /// Reads names of packets, as `tip*`, `tnt` for all of that name, and `error`; without any, everything is wanted.
+    ///
+    /// # Errors
+    ///
+    /// [`UnknownPacket`] if no packet has such a name.
+    pub fn new<F: Known>(words: &[String]) -> Result<Self, UnknownPacket> {
         let all = F::Kind::ALL;
         if words.is_empty() {
             return Ok(Self {
@@ -55,22 +80,19 @@ impl Filter {
                 let mut names: Vec<_> = all.iter().map(|kind| kind.name()).collect();
                 names.dedup();
                 let names = names.join(", ");
-                bail!(
-                    "--filter: no packet is called {word:?}; there are {names}, and {ERROR}; * stands for anything"
-                );
+                return Err(UnknownPacket { word, names });
             }
         }
         Ok(filter)
     }
 
     /// Whether a packet is wanted.
-    #[inline]
-    pub(crate) fn has<F: Known>(&self, kind: F::Kind) -> bool {
+    pub fn has<F: Known>(&self, kind: F::Kind) -> bool {
         self.kinds.get(F::index(kind)).copied().unwrap_or(true)
     }
 
     /// Whether errors are wanted.
-    pub(crate) fn has_errors(&self) -> bool {
+    pub fn has_errors(&self) -> bool {
         self.errors
     }
 }
@@ -78,7 +100,7 @@ impl Filter {
 #[cfg(test)]
 mod tests {
     use super::{Filter, matches};
-    use crate::dump::known::Known;
+    use crate::packets::Known;
     use cofi_packet::PacketKind;
     use cofi_packet::intel::IntelPt;
     use cofi_packet::rtit::Rtit;
@@ -113,9 +135,9 @@ mod tests {
     #[test]
     fn unknown_words() {
         let told = names::<Rtit>(&["tip", "cyc"]);
-        assert!(told.starts_with(
-            "--filter: no packet is called \"cyc\"; there are psb, tracestop, tnt, tip,"
-        ));
+        assert!(
+            told.starts_with("no packet is called \"cyc\"; there are psb, tracestop, tnt, tip,")
+        );
         assert!(names::<IntelPt>(&[""]).contains("called \"\""));
         assert!(names::<IntelPt>(&["ti"]).contains("called \"ti\""));
     }

@@ -31,16 +31,18 @@ const fn colour(family: Family) -> &'static [u8] {
 
 /// Prints items as text.
 #[derive(Debug)]
-pub(crate) struct Text {
+pub struct Text {
     line: Vec<u8>,
     /// Whether lines have colours.
-    pub(crate) colour: bool,
+    colour: bool,
     /// Whether all bytes that form no packet are shown, however many there are.
-    pub(crate) all_bytes: bool,
+    all_bytes: bool,
 }
 
 impl Text {
-    pub(crate) fn new(colour: bool, all_bytes: bool) -> Self {
+    /// Lines in colours or not; with all bytes that form no packet, or only the first of many.
+    #[must_use]
+    pub fn new(colour: bool, all_bytes: bool) -> Self {
         Self {
             line: Vec::new(),
             colour,
@@ -49,7 +51,11 @@ impl Text {
     }
 
     /// Prints one item of the stream `bytes`.
-    pub(crate) fn item<F: Known>(
+    ///
+    /// # Errors
+    ///
+    /// Those of `out`.
+    pub fn item<F: Known>(
         &mut self,
         item: &StreamItem<F>,
         listed: Option<&Listed<F>>,
@@ -94,7 +100,6 @@ impl Text {
         out.write_all(&self.line)
     }
 
-    #[inline]
     fn packet<F: Known>(&mut self, listed: &Listed<F>) -> Result<()> {
         let start = self.line.len();
         if !F::write_short(listed.packet(), &mut self.line) {

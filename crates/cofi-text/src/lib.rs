@@ -1,0 +1,7 @@
+#![doc = include_str!("../README.md")]
+
+pub mod digits;
+mod json;
+pub mod packets;
+
+pub use json::Line;
