@@ -6,7 +6,7 @@ use crate::output::{Color, is_coloured};
 use crate::table::{shortened, width_of};
 use cofi_analysis::{CallKind, CallNames, FinishedCall, Left};
 use cofi_session::Session;
-use cofi_text::digits::grouped;
+use cofi_text::digits::{self, grouped};
 use console::{Style, Term};
 use std::io::{self, Write};
 
@@ -15,6 +15,7 @@ use std::io::{self, Write};
 pub(crate) struct TreeStyle {
     /// How many columns there are, if that matters.
     width: Option<usize>,
+    is_coloured: bool,
     dim: Style,
     bold: Style,
 }
@@ -24,10 +25,29 @@ impl TreeStyle {
         let is_coloured = is_coloured(color);
         Self {
             width: width_of(&Term::stdout()),
+            is_coloured,
             dim: Style::new().dim().force_styling(is_coloured),
             bold: Style::new().bold().force_styling(is_coloured),
         }
     }
+}
+
+impl TreeStyle {
+    /// Appends what is of less weight.
+    fn dim(&self, line: &mut Vec<u8>, text: &str) {
+        if self.is_coloured {
+            line.extend_from_slice(self.dim.apply_to(text).to_string().as_bytes());
+        } else {
+            line.extend_from_slice(text.as_bytes());
+        }
+    }
+}
+
+/// Appends a text at the right end of a column.
+fn right(line: &mut Vec<u8>, text: &str, width: usize) {
+    let len = text.chars().count();
+    digits::fill(line, line.len() + width.saturating_sub(len));
+    line.extend_from_slice(text.as_bytes());
 }
 
 /// The columns before the function.
@@ -49,6 +69,7 @@ pub(crate) struct Tree<'a, 's> {
     last: Option<FinishedCall>,
     /// The stack of the call that was printed last.
     stack: u32,
+    line: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +94,7 @@ impl<'a, 's> Tree<'a, 's> {
             alike: None,
             last: None,
             stack: 0,
+            line: Vec::new(),
         }
     }
 
@@ -142,12 +164,15 @@ impl<'a, 's> Tree<'a, 's> {
         };
         let FinishedCall { call, end, .. } = alike.first;
         let depth = usize::try_from(call.depth).unwrap_or(0);
+        let line = &mut self.line;
+        line.clear();
         if self.has_time {
             // What is shorter than what timing packets tell apart takes no time.
             let lasted = Some(alike.lasted).filter(|lasted| *lasted > 0);
-            write!(out, "{:>TIME$}", lasted.map_or_else(String::new, duration))?;
+            right(line, &lasted.map_or_else(String::new, duration), TIME);
         }
-        write!(out, "{:>INSNS$}  ", grouped(alike.insns))?;
+        right(line, &grouped(alike.insns), INSNS);
+        line.extend_from_slice(b"  ");
         let (mut before, mut marks) = (String::new(), String::new());
         if depth > INDENTED {
             before = format!("[{depth}] ");
@@ -179,13 +204,11 @@ impl<'a, 's> Tree<'a, 's> {
             .style
             .width
             .map_or(usize::MAX, |width| width.saturating_sub(others).max(12));
-        writeln!(
-            out,
-            "{:indent$}{}{}{}",
-            "",
-            self.style.dim.apply_to(before),
-            shortened(&name, room),
-            self.style.dim.apply_to(marks)
-        )
+        digits::fill(line, line.len() + indent);
+        self.style.dim(line, &before);
+        line.extend_from_slice(shortened(&name, room).as_bytes());
+        self.style.dim(line, &marks);
+        line.push(b'\n');
+        out.write_all(line)
     }
 }
