@@ -8,7 +8,7 @@ use crate::args::{BlocksArgs, Show};
 use crate::block_text::BlockTexts;
 use crate::input;
 use crate::item::{self, Loss};
-use crate::notes::{self, Notes, Now};
+use crate::notes::{self, Code, Notes, Now, Views};
 use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, Written};
 use crate::output::stdout;
 use crate::point::Moment;
@@ -19,7 +19,7 @@ use crate::thread_tag::ThreadTag;
 use anyhow::Result;
 use cofi_analysis::{FlowState, ended_with_segment};
 use cofi_flow::{Event, Executed, Item, Part, Run};
-use cofi_image::LineFinder;
+use cofi_image::{ImageView, LineFinder};
 use cofi_insn::Class;
 use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
@@ -27,6 +27,7 @@ use cofi_text::Line;
 use cofi_text::digits;
 use console::Term;
 use std::io::{self, Write};
+use std::mem::take;
 
 /// Runs the command.
 pub(crate) fn run(args: &BlocksArgs) -> Result<Ended> {
@@ -161,6 +162,8 @@ struct Blocks<'s> {
     errors: bool,
     /// Nothing is wanted that has to be asked of the flow at each block.
     is_plain: bool,
+    /// The code that blocks are named by.
+    views: Views<'s>,
     /// What is true of the flow.
     state: FlowState,
     /// The code in place has not been noted there since the last event.
@@ -200,7 +203,10 @@ impl<'s> Blocks<'s> {
             text: Vec::new(),
             loss: Loss::default(),
             errors: false,
-            is_plain: args.json && !args.symbols && stream.key().cpu().is_none(),
+            is_plain: !args.time
+                && stream.key().cpu().is_none()
+                && window.instructions().next().is_none(),
+            views: Views::default(),
             state: FlowState::default(),
             is_code_new: true,
             end: None,
@@ -300,14 +306,15 @@ impl<'s> Blocks<'s> {
     /// Writes all blocks up to an event or an error, by the decoder's block level. What comes then is waiting.
     fn plain(
         &mut self,
-        flow: &mut ThreadFlow<'_>,
+        flow: &mut ThreadFlow<'s>,
         text: &mut Vec<u8>,
         out: &mut impl Sink,
     ) -> io::Result<()> {
         let mut failed = None;
         self.note_code(flow);
         let era = self.notes.era(flow);
-        let mut texts = std::mem::take(&mut self.texts);
+        let (mut texts, mut views) = (take(&mut self.texts), take(&mut self.views));
+        let mut view = self.is_named().then(|| views.of(era, flow));
         let item = flow.blocks(|block| {
             let is_alone = |last: &Executed| self.open.count == 0 && last.class.needs_packet();
             if let Some(last) = block.last().filter(is_alone) {
@@ -315,7 +322,9 @@ impl<'s> Blocks<'s> {
                 let code = era << 2 | block.mode().bits() >> 5;
                 let line = texts.of(code, block, |text| {
                     self.open.add(block.ip(), block.len() as u64, last);
-                    text.extend_from_slice(self.plain_line());
+                    self.name_in(era, &mut view);
+                    self.block();
+                    text.extend_from_slice(self.line());
                 });
                 text.extend_from_slice(line);
                 if text.len() >= FULL && failed.is_none() {
@@ -325,19 +334,24 @@ impl<'s> Blocks<'s> {
                 }
                 return;
             }
+            let is_begun = self.open.count > 0;
             // The last instruction is at hand where it is one that ends a block.
             let last = block.last().or_else(|| block.iter().last());
             if let Some(last) = last {
                 self.open.add(block.ip(), block.len() as u64, last);
             }
+            if !is_begun {
+                self.name_in(era, &mut view);
+            }
             if self.open.is_complete() && failed.is_none() {
-                text.extend_from_slice(self.plain_line());
+                self.block();
+                text.extend_from_slice(self.line());
                 if text.len() >= FULL {
                     failed = out.put(text).err();
                 }
             }
         });
-        self.texts = texts;
+        (self.texts, self.views) = (texts, views);
         if let Some(error) = failed {
             return Err(error);
         }
@@ -347,7 +361,7 @@ impl<'s> Blocks<'s> {
 
     /// Takes note of the code in place, before it may be other code.
     fn note_code(&mut self, flow: &mut ThreadFlow<'_>) {
-        if std::mem::take(&mut self.is_code_new) {
+        if take(&mut self.is_code_new) {
             self.state.note_code(flow);
         }
     }
@@ -374,7 +388,7 @@ impl<'s> Blocks<'s> {
 
     /// Begins the line's object with the block, which is told by that.
     fn object(&mut self) -> &mut Line {
-        let open = std::mem::take(&mut self.open);
+        let open = take(&mut self.open);
         self.instructions = open.count as usize;
         let at = |ip: Option<Ip>| ip.map_or(0, |ip| ip.0);
         let last = open.last.map_or(Class::Other, |last| last.class);
@@ -384,13 +398,6 @@ impl<'s> Blocks<'s> {
             .hex("end", at(open.last.map(|last| last.ip)))
             .number("insns", open.count)
             .text("last", last.name())
-    }
-
-    /// The line of a block of which nothing more is told, and by which no point is looked for.
-    fn plain_line(&mut self) -> &[u8] {
-        self.object();
-        self.who.tag(&mut self.line);
-        self.line.end()
     }
 
     /// Adds instructions to the block.
@@ -405,28 +412,45 @@ impl<'s> Blocks<'s> {
         }
     }
 
+    /// Whether it is told in which function a block begins.
+    fn is_named(&self) -> bool {
+        self.symbols || !self.json
+    }
+
     /// What is told of where the block begins: to be asked before what follows it, as that may change the code.
     fn name(&mut self, flow: &mut ThreadFlow<'_>) {
+        if self.is_named() {
+            let era = self.notes.era(flow);
+            self.name_by(era, flow);
+        }
+    }
+
+    /// The same by the code in place, where that is looked at.
+    fn name_in(&mut self, era: u32, view: &mut Option<&mut ImageView<'_>>) {
+        if let Some(view) = view {
+            self.name_by(era, *view);
+        }
+    }
+
+    fn name_by(&mut self, era: u32, code: &mut impl Code) {
         let (Some(ip), Some(last)) = (self.open.first, self.open.last) else {
             return;
         };
         let insn = Executed { ip, ..last };
-        let show = Show {
-            symbols: true,
-            ..Show::default()
-        };
         let most = self.name_width;
-        let name = match self.json {
-            true if self.symbols => self.notes.of(flow, &insn, |flow| {
-                notes::members(flow, &insn, show, &mut LineFinder::new())
-            }),
-            true => return,
-            false => self.notes.of(flow, &insn, |flow| {
-                let place = flow.place(ip).map(|place| place.to_string());
-                let name = place.unwrap_or_default();
-                shortened(&name, most).into_bytes().into()
-            }),
-        };
+        let is_json = self.json;
+        let name = self.notes.in_era(era, &insn, || {
+            if is_json {
+                let show = Show {
+                    symbols: true,
+                    ..Show::default()
+                };
+                return notes::members(code, &insn, show, &mut LineFinder::new());
+            }
+            let place = code.place(ip).map(|place| place.to_string());
+            let name = place.unwrap_or_default();
+            shortened(&name, most).into_bytes().into()
+        });
         self.name.clear();
         self.name.extend_from_slice(name);
     }
@@ -444,7 +468,7 @@ impl<'s> Blocks<'s> {
             self.line.end();
             return;
         }
-        let open = std::mem::take(&mut self.open);
+        let open = take(&mut self.open);
         self.instructions = open.count as usize;
         self.text.clear();
         if let Some(now) = now {

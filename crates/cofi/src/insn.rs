@@ -4,7 +4,7 @@ use crate::Ended;
 use crate::args::{InsnArgs, Show};
 use crate::block_text::BlockTexts;
 use crate::item::Loss;
-use crate::notes::{self, NameWidth, Notes, Now};
+use crate::notes::{self, NameWidth, Notes, Now, Views};
 use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, Written};
 use crate::output::stdout;
 use crate::progress::Printing;
@@ -20,7 +20,6 @@ use cofi_packet::{Ip, StreamOffset};
 use cofi_session::{Session, Signal, Signals, Stream, ThreadFlow};
 use cofi_text::Line;
 use console::Term;
-use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
@@ -128,24 +127,7 @@ struct Blocks<'s> {
     texts: BlockTexts,
     /// Numbers for code and, where lines have it, the thread that runs.
     codes: HashMap<(u32, Option<u32>), u32>,
-    views: FxHashMap<u32, ImageView<'s>>,
-}
-
-impl<'s> Blocks<'s> {
-    /// The code of so many eras is kept at hand.
-    const VIEWS: usize = 64;
-
-    /// The code in place, which has this number, among `views`.
-    fn view<'v>(
-        views: &'v mut FxHashMap<u32, ImageView<'s>>,
-        era: u32,
-        flow: &mut ThreadFlow<'s>,
-    ) -> &'v mut ImageView<'s> {
-        if views.len() >= Self::VIEWS && !views.contains_key(&era) {
-            views.clear();
-        }
-        views.entry(era).or_insert_with(|| flow.view().clone())
-    }
+    views: Views<'s>,
 }
 
 /// What comes first of a flow, behind what its beginning tells.
@@ -259,7 +241,7 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
         let mut item = first.item;
         if !first.insns.is_empty() {
             let era = self.notes.era(flow);
-            let view = Blocks::view(&mut blocks.views, era, flow);
+            let view = blocks.views.of(era, flow);
             for insn in &first.insns {
                 self.add_insn(era, insn, view, &mut text);
             }
@@ -318,7 +300,7 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
         let running = self.who.running().filter(|_| JSON);
         let next = blocks.codes.len() as u32;
         let number = *blocks.codes.entry((era, running)).or_insert(next);
-        let view = Blocks::view(&mut blocks.views, era, flow);
+        let view = blocks.views.of(era, flow);
         let texts = &mut blocks.texts;
         let mut code = None;
         let mut failed = None;

@@ -106,6 +106,23 @@ impl Notes {
     }
 }
 
+/// The code that was in place, by its numbers, to be asked where the flow cannot be.
+#[derive(Default)]
+pub(crate) struct Views<'s>(FxHashMap<u32, ImageView<'s>>);
+
+impl<'s> Views<'s> {
+    /// The code of so many eras is kept at hand.
+    const MOST: usize = 64;
+
+    /// The code in place, which has this number.
+    pub(crate) fn of(&mut self, era: u32, flow: &mut ThreadFlow<'s>) -> &mut ImageView<'s> {
+        if self.0.len() >= Self::MOST && !self.0.contains_key(&era) {
+            self.0.clear();
+        }
+        self.0.entry(era).or_insert_with(|| flow.view().clone())
+    }
+}
+
 /// An instruction's bytes.
 fn bytes_of(code: &mut impl Code, insn: &Executed) -> ([u8; 15], usize) {
     let mut bytes = [0; 15];
