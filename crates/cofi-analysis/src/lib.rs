@@ -7,6 +7,7 @@
 
 mod block_index;
 mod block_table;
+mod block_texts;
 mod calls;
 mod check;
 mod clock;
@@ -30,6 +31,7 @@ mod tally;
 mod tests;
 
 pub use block_index::BlockIndex;
+pub use block_texts::BlockTexts;
 pub use calls::{
     BriefCall, ByTask, Call, CallDictionary, CallEnd, CallKind, CallMoment, CallNames, CallPart,
     CallParts, CallStates, CallTracer, CallVisitor, CallsInOrder, FinishedCall, FunctionId, Left,

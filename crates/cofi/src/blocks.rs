@@ -5,7 +5,6 @@
 
 use crate::Ended;
 use crate::args::{BlocksArgs, Show};
-use crate::block_text::BlockTexts;
 use crate::input;
 use crate::item::{self, Loss};
 use crate::notes::{self, Code, Notes, Now, Views};
@@ -17,7 +16,7 @@ use crate::select::{self, Found, Lines, Window};
 use crate::table::{shortened, width_of};
 use crate::thread_tag::ThreadTag;
 use anyhow::Result;
-use cofi_analysis::{FlowState, ended_with_segment};
+use cofi_analysis::{BlockTexts, FlowState, ended_with_segment};
 use cofi_flow::{Event, Executed, Item, Part, Run};
 use cofi_image::{ImageView, LineFinder};
 use cofi_insn::Class;
@@ -320,13 +319,13 @@ impl<'s> Blocks<'s> {
             if let Some(last) = block.last().filter(is_alone) {
                 // Most blocks ran before.
                 let code = era << 2 | block.mode().bits() >> 5;
-                let line = texts.of(code, block, |text| {
+                if !texts.copy(code, block, text) {
                     self.open.add(block.ip(), block.len() as u64, last);
                     self.name_in(era, &mut view);
                     self.block();
+                    texts.add(self.line());
                     text.extend_from_slice(self.line());
-                });
-                text.extend_from_slice(line);
+                }
                 if text.len() >= FULL && failed.is_none() {
                     texts.trim();
                     out.reached(block.offset());

@@ -2,7 +2,6 @@
 
 use crate::Ended;
 use crate::args::{InsnArgs, Show};
-use crate::block_text::BlockTexts;
 use crate::item::Loss;
 use crate::notes::{self, NameWidth, Notes, Now, Views};
 use crate::ordered::{self, Behind, End, Out, Queue, Segment, Sink, Written};
@@ -13,7 +12,7 @@ use crate::table::width_of;
 use crate::thread_tag::ThreadTag;
 use crate::{input, item};
 use anyhow::Result;
-use cofi_analysis::{FlowState, ended_with_segment};
+use cofi_analysis::{BlockTexts, FlowState, ended_with_segment};
 use cofi_flow::{Event, Executed, Item, Part};
 use cofi_image::{ImageView, LineFinder};
 use cofi_packet::{Ip, StreamOffset};
@@ -310,10 +309,11 @@ impl<'s, const JSON: bool> Insns<'s, JSON> {
             }
             // The mode changes with an event only.
             let code = *code.get_or_insert_with(|| number << 2 | block.mode().bits() >> 5);
-            let lines = texts.of(code, block, |text| {
+            if !texts.copy(code, block, text) {
+                let start = text.len();
                 block.for_each(|insn| self.add_insn(era, &insn, view, text));
-            });
-            text.extend_from_slice(lines);
+                texts.add(&text[start..]);
+            }
             if text.len() >= FULL {
                 texts.trim();
                 out.reached(block.offset());

@@ -10,7 +10,6 @@ mod annotate;
 mod archive;
 mod args;
 mod asm;
-mod block_text;
 mod blocks;
 mod calls;
 mod catalogue;
