@@ -59,6 +59,8 @@ pub struct PacketLines<'l> {
 }
 
 impl PacketLines<'_> {
+    // (Within a caller it would be compiled as that is.)
+    #[inline(never)]
     pub(super) fn write<F: Known>(
         &mut self,
         stream: &PacketStream<'_>,
