@@ -6,7 +6,7 @@
 //! Each target begins with its seeds (`fuzz/seeds`, which `cargo xtask fuzz seeds` makes) and what earlier runs have kept (`fuzz/corpus`, or
 //! the folder that `--corpus` names). With `--write` each run is added to the table in `docs/fuzzing.md`. How
 //! much of the code was covered in the end must not be below the target's floor in `fuzz/floors.txt`: a target that no longer reaches what it is
-//! for fails. The seeds alone reach well more than that, however short the run.
+//! for fails. The seeds alone reach well more than that, however short the run. `--build-only` leaves it at building; `--built` says where.
 
 mod ledger;
 mod seeds;
@@ -35,6 +35,10 @@ struct Options {
     writes: bool,
     /// How many targets run at the same time.
     jobs: usize,
+    /// Where they are built, if not in the target folder.
+    built: Option<PathBuf>,
+    /// Nothing is run.
+    builds_only: bool,
 }
 
 fn options(arguments: &[String]) -> Result<Options> {
@@ -44,6 +48,8 @@ fn options(arguments: &[String]) -> Result<Options> {
         corpus: None,
         writes: false,
         jobs: 1,
+        built: None,
+        builds_only: false,
     };
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
@@ -58,6 +64,11 @@ fn options(arguments: &[String]) -> Result<Options> {
                 options.corpus = Some(folder.into());
             }
             "--write" => options.writes = true,
+            "--built" => {
+                let folder = words.next().context("--built wants a folder")?;
+                options.built = Some(folder.into());
+            }
+            "--build-only" => options.builds_only = true,
             "--jobs" => {
                 let value = words.next().context("--jobs wants a number")?;
                 options.jobs = value.parse().context("--jobs wants a number")?;
@@ -171,6 +182,7 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let floors_text = std::fs::read_to_string(folder.join("floors.txt"))?;
     let floors = floors(&floors_text)?;
     let (mut command, built) = build(root);
+    let built = options.built.clone().unwrap_or(built);
     let status = command
         .args(["build", "--quiet", "--release", "--bins"])
         .args(["--target", TRIPLE, "--target-dir"])
@@ -180,6 +192,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         .status()
         .context("running cargo")?;
     ensure!(status.success(), "the fuzz targets do not build");
+    if options.builds_only {
+        return Ok(true);
+    }
     let mut good = true;
     let next = AtomicUsize::new(0);
     let (sender, results) = channel();
@@ -305,6 +320,10 @@ mod tests {
         let kept = parse(&["--corpus", "here", "--write"]).expect("all exist");
         assert!(kept.writes && kept.corpus == Some("here".into()));
         assert!(parse(&["--corpus"]).is_err());
+        let ahead = parse(&["--built", "there", "--build-only"]).expect("all exist");
+        assert!(ahead.builds_only && ahead.built == Some("there".into()));
+        assert!(!good.builds_only && good.built.is_none());
+        assert!(parse(&["--built"]).is_err());
         assert!(parse(&["--seconds", "0"]).is_err());
         assert!(parse(&["--seconds"]).is_err());
         assert_eq!(good.jobs, 1);
