@@ -31,8 +31,12 @@ fn build(source: &Path, out: &Path, cfg: Option<&str>) {
             "-C",
             "panic=abort",
             "-C",
+            "codegen-units=1",
+            "-C",
             "strip=symbols",
         ])
+        // What it has instead of the standard library belongs to the plugin alone.
+        .args(["--cfg", "cofi_plugin"])
         .args(["--target", plugin_target])
         .arg("-o")
         .arg(out)

@@ -111,6 +111,8 @@ fn main() {
     for patch in &patches {
         command.args(["--config", patch]);
     }
+    // What it has instead of the standard library belongs to the plugin alone.
+    command.args(["--", "--cfg", "cofi_plugin"]);
     // What this build is compiled with (coverage, sanitizers) is not for a library that QEMU loads.
     for name in [
         "RUSTC_WRAPPER",

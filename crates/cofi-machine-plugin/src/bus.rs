@@ -2,6 +2,7 @@
 
 use crate::clock::Source;
 use crate::qemu::Qemu;
+use alloc::vec::Vec;
 use cofi_unit::{Client, Clock, PhysAddr, rtit};
 
 /// So many bytes of packets wait at most to be stored together.

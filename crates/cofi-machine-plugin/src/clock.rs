@@ -4,8 +4,8 @@
 //! time: where it is ahead, as far as it has gone on since it was looked at first, the machine has slept for so long.
 
 use crate::qemu::Qemu;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use crate::sync::{Lock, Once};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Where the HPET is; its configuration, of which bit 0 has it run, and its counter, of so many nanoseconds a tick.
 const HPET: u64 = 0xfed0_0000;
@@ -23,11 +23,11 @@ pub(crate) enum Source {
 }
 
 /// The host's time stamp counter when the machine began.
-static BEGIN: OnceLock<u64> = OnceLock::new();
+static BEGIN: Once<u64> = Once::new();
 /// So many ticks nothing ran.
 static SLEPT: AtomicU64 = AtomicU64::new(0);
 /// The HPET's time and the machine's, where they were compared first.
-static COMPARED: Mutex<Option<(u64, u64)>> = Mutex::new(None);
+static COMPARED: Lock<Option<(u64, u64)>> = Lock::new(None);
 
 impl Source {
     /// The time.
@@ -48,7 +48,7 @@ impl Source {
         if self == Self::Host {
             return;
         }
-        let mut compared = COMPARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut compared = COMPARED.lock();
         let now = self.now(qemu);
         let hpet = hpet(qemu);
         let late = hpet.and_then(|hpet| late(*compared, hpet, now));

@@ -1,12 +1,14 @@
 //! Code that QEMU has translated.
 
+use crate::sync::{Lock, Once};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 use cofi_insn::{Class, decode};
 use cofi_packet::{ExecMode, Ip};
 use cofi_unit::{At, Branch, Retired};
 use core::num::NonZeroU64;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// An instruction that the plugin has a part in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -231,7 +233,7 @@ pub(crate) struct Code {
     /// The two words of a [`NearEnd`], if it is known that there is one; otherwise the second is 0.
     near_end: [AtomicU64; 2],
     /// Set before anybody sees it.
-    body: OnceLock<&'static Body>,
+    body: Once<&'static Body>,
 }
 
 /// What is asked for less often.
@@ -244,7 +246,7 @@ struct Body {
     ends_with_branch: bool,
     /// Its last instruction may change the privilege, or waits.
     ends_far: bool,
-    steps: OnceLock<Steps>,
+    steps: Once<Steps>,
 }
 
 const _: () = assert!(size_of::<Code>() == 32);
@@ -254,22 +256,24 @@ static NO_BODY: Body = Body {
     lens: &[],
     ends_with_branch: false,
     ends_far: false,
-    steps: OnceLock::new(),
+    steps: Once::new(),
 };
 
 /// So much room for blocks is made at once.
 const BLOCKS_AT_ONCE: usize = 256;
 
 /// All code: what is translated anew, because the cache was full, is known.
-#[derive(Default)]
 struct All {
     /// By its address at translation, its bytes, and the lengths of its instructions, which the mode decides.
-    known: HashMap<(u64, &'static [u8], &'static [u8]), &'static Code>,
+    known: BTreeMap<(u64, &'static [u8], &'static [u8]), &'static Code>,
     /// Room for more.
     spare: &'static [Code],
 }
 
-static ALL: Mutex<Option<All>> = Mutex::new(None);
+static ALL: Lock<All> = Lock::new(All {
+    known: BTreeMap::new(),
+    spare: &[],
+});
 
 impl Code {
     #[allow(
@@ -278,13 +282,12 @@ impl Code {
     )]
     const EMPTY: Self = Self {
         near_end: [const { AtomicU64::new(0) }; 2],
-        body: OnceLock::new(),
+        body: Once::new(),
     };
 
     /// The code of these bytes, whose instructions have these lengths. It lives for ever.
     pub(crate) fn of(address: u64, bytes: &[u8], lens: &[u8]) -> &'static Self {
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = all.get_or_insert_default();
+        let mut all = ALL.lock();
         if let Some(known) = all.known.get(&(address, bytes, lens)) {
             return known;
         }
@@ -300,7 +303,7 @@ impl Code {
             None => Box::leak(Box::new(Self::EMPTY)),
         };
         // (Nobody else has it.)
-        let _ = code.body.set(body);
+        code.body.set(body);
         all.known.insert((address, body.bytes, body.lens), code);
         code
     }
@@ -322,15 +325,22 @@ impl Code {
     /// What it does. QEMU translates code for one mode, so the first that asks tells it for all.
     pub(crate) fn steps(&self, mode: ExecMode) -> &'static Steps {
         let body = self.body();
-        body.steps.get_or_init(|| {
-            let steps = body.decode(mode);
-            if let Some(end) = NearEnd::of(&steps.steps, mode) {
-                let [first, second] = &self.near_end;
-                first.store(end.target, Ordering::Relaxed);
-                second.store(end.rest.get(), Ordering::Release);
-            }
-            steps
-        })
+        match body.steps.get() {
+            Some(steps) => steps,
+            None => self.decode(body, mode),
+        }
+    }
+
+    /// Finds out what it does. Several threads may do so at once.
+    #[cold]
+    fn decode(&self, body: &'static Body, mode: ExecMode) -> &'static Steps {
+        let (steps, is_first) = body.steps.set_or_get(body.decode(mode));
+        if is_first && let Some(end) = NearEnd::of(&steps.steps, steps.mode) {
+            let [first, second] = &self.near_end;
+            first.store(end.target, Ordering::Relaxed);
+            second.store(end.rest.get(), Ordering::Release);
+        }
+        steps
     }
 
     /// How it ends, if it is known what it does, and that is nothing but near branches in 64-bit code.
@@ -372,7 +382,7 @@ impl Body {
                     | Class::Into
                     | Class::Wait
             ),
-            steps: OnceLock::new(),
+            steps: Once::new(),
         }
     }
 
@@ -496,6 +506,7 @@ impl Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
 
     /// Blocks of one NOP and one of these, by how each stands to the short way.
     const ENDS: [(&[u8], bool); 16] = [

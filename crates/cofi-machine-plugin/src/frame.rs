@@ -2,6 +2,7 @@
 
 use crate::qemu::Qemu;
 use crate::state::State;
+use alloc::vec::Vec;
 use cofi_packet::ExecMode;
 use cofi_unit::Context;
 

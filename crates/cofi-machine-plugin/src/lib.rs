@@ -14,10 +14,17 @@
 //!   no x2APIC); the handler finds RCX as it was.
 //! - One translation of code runs at many linear addresses. So the address is read when a block begins, from the state of the processor,
 //!   whose address is in RBP when QEMU's generated code calls a plugin (`state`).
+//!
+//! Nothing of Rust's standard library is in it, but the C library, which QEMU has loaded already (`runtime`).
+#![no_std]
 #![cfg_attr(
     test,
     allow(dead_code, reason = "without QEMU, some of it has no user")
 )]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 mod bus;
 mod clock;
@@ -33,6 +40,10 @@ mod options;
 mod plugin;
 mod processor;
 mod qemu;
+#[cfg(cofi_plugin)]
+mod runtime;
 mod state;
+mod sync;
+mod tell;
 mod unit;
 mod vectors;

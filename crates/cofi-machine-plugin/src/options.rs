@@ -1,8 +1,11 @@
 //! What the command line says to the plugin: `key=value` each.
 
 use crate::clock::Source;
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 use cofi_unit::{Capabilities, Generation, Implementation, Signature, rtit};
-use std::path::PathBuf;
 
 /// The options.
 #[derive(Clone, Debug)]
@@ -14,7 +17,7 @@ pub(crate) struct Options {
     /// Say at the end how much was traced.
     pub(crate) says: bool,
     /// The folder for lists of what ran.
-    pub(crate) list: Option<PathBuf>,
+    pub(crate) list: Option<String>,
 }
 
 /// Which trace unit the processors have, and what is left to it.
@@ -56,7 +59,7 @@ impl Options {
                 },
                 Some(("says", "on")) => says = true,
                 Some(("says", "off")) => says = false,
-                Some(("list", folder)) => list = Some(PathBuf::from(folder)),
+                Some(("list", folder)) => list = Some(folder.to_owned()),
                 Some((name, value)) => match name.split_once('.') {
                     Some(("caps", name)) => caps.push((name, value)),
                     Some(("unit", name)) => choices.push((name, value)),

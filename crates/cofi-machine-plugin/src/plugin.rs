@@ -12,10 +12,15 @@ use crate::options::Options;
 use crate::processor::{Processor, Totals};
 use crate::qemu::{Id, Info, Numbers, Qemu, Tb};
 use crate::state::State;
+use crate::sync::Once;
+use crate::tell::tell;
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// Processors that can be traced.
 const PROCESSORS: usize = 256;
@@ -26,7 +31,7 @@ struct Plugin {
     options: Options,
 }
 
-static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+static PLUGIN: Once<Plugin> = Once::new();
 /// This QEMU keeps its processors' state in a way that is not known.
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
@@ -74,7 +79,7 @@ unsafe extern "C" fn qemu_plugin_install(
     match install(id, words) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("cofi: {error}");
+            tell!("cofi: {error}");
             1
         }
     }
@@ -83,7 +88,7 @@ unsafe extern "C" fn qemu_plugin_install(
 fn install<'a>(id: Id, words: impl Iterator<Item = &'a str>) -> Result<(), String> {
     let options = Options::parse(words)?;
     let qemu = Qemu::find().map_err(|name| format!("this QEMU has no function {name}"))?;
-    if PLUGIN.set(Plugin { qemu, options }).is_err() {
+    if !PLUGIN.set(Plugin { qemu, options }) {
         return Err("the plugin is there already".into());
     }
     qemu.on_init(id, on_init);
@@ -97,7 +102,7 @@ fn install<'a>(id: Id, words: impl Iterator<Item = &'a str>) -> Result<(), Strin
 /// A processor is there.
 extern "C" fn on_init(vcpu: c_uint, _: *mut c_void) {
     let (Some(plugin), Some(own)) = (PLUGIN.get(), ALL.get(vcpu as usize)) else {
-        eprintln!("cofi: processor {vcpu} is not traced: {PROCESSORS} can be");
+        tell!("cofi: processor {vcpu} is not traced: {PROCESSORS} can be");
         return;
     };
     plugin.qemu.knows(vcpu);
@@ -105,10 +110,9 @@ extern "C" fn on_init(vcpu: c_uint, _: *mut c_void) {
     if let Some(folder) = &plugin.options.list {
         match List::create(folder, vcpu) {
             Ok(list) => processor.list = Some(list),
-            Err(error) => eprintln!(
-                "cofi: there is no list of what processor {vcpu} runs: {}: {error}",
-                folder.display()
-            ),
+            Err(error) => {
+                tell!("cofi: there is no list of what processor {vcpu} runs: {folder}: {error}")
+            }
         }
     }
     // SAFETY: its thread runs nothing yet.
@@ -248,7 +252,7 @@ fn ask_for_calls(plugin: &Plugin, own: &mut Processor, vcpu: c_uint) {
 fn is_known(plugin: &Plugin, state: State) -> bool {
     let is_known = state.is_as_known(&plugin.qemu);
     if !is_known && !IS_REFUSED.swap(true, Ordering::Relaxed) {
-        eprintln!(
+        tell!(
             "cofi: this QEMU keeps its processors' state in a way that Cofi does not know; there is no Intel PT"
         );
     }
@@ -312,7 +316,7 @@ extern "C" fn on_idle(vcpu: c_uint, _: *mut c_void) {
 extern "C" fn on_resume(vcpu: c_uint, _: *mut c_void) {
     if let Some(own) = own(vcpu) {
         if own.has_been_changed() {
-            eprintln!(
+            tell!(
                 "cofi: processor {vcpu}: its registers were written while the machine stood still, as loadvm does; what its trace unit and its counters hold is not in a saved \
                  machine, and is as it was before"
             );
@@ -345,7 +349,7 @@ extern "C" fn on_exit(_: *mut c_void) {
                 None => String::new(),
             };
             let (stored, lost) = (own.bus.stored, own.bus.lost);
-            eprintln!(
+            tell!(
                 "cofi: processor {vcpu}: {instructions} instructions traced, {stored} bytes stored, {lost} lost, {pmis} PMIs, \
                  {faults} #GP of trace registers, {unexplained} unexplained{strange}"
             );

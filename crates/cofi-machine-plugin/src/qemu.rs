@@ -5,6 +5,7 @@
 )]
 
 use crate::count::CALL;
+use alloc::vec::Vec;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -91,9 +92,14 @@ pub(crate) struct Info {
     max_processors: c_int,
 }
 
+#[link(name = "c")]
+unsafe extern "C" {
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
 fn lookup(name: &'static CStr) -> Result<NonNull<c_void>, &'static str> {
-    // SAFETY: the name is terminated.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    // SAFETY: the name is terminated; the null handle is RTLD_DEFAULT.
+    let found = unsafe { dlsym(core::ptr::null_mut(), name.as_ptr()) };
     NonNull::new(found).ok_or(name.to_str().unwrap_or("a function"))
 }
 

@@ -2,8 +2,9 @@
 
 use crate::qemu::Qemu;
 use crate::state::State;
+use alloc::collections::BTreeMap;
+use alloc::vec;
 use cofi_packet::ExecMode;
-use std::collections::HashMap;
 
 const VECTORS: usize = 256;
 /// A page fault.
@@ -14,7 +15,7 @@ pub(crate) const PAGE_FAULT: u8 = 14;
 pub(crate) struct Vectors {
     table: (u64, u32),
     /// Vectors by the offset of their handler in its code segment; of several with the same, the lowest.
-    known: HashMap<u64, u8>,
+    known: BTreeMap<u64, u8>,
 }
 
 impl Vectors {
@@ -53,8 +54,8 @@ fn gate_size(state: State) -> usize {
     }
 }
 
-fn handlers(bytes: &[u8], size: usize) -> HashMap<u64, u8> {
-    let mut known = HashMap::new();
+fn handlers(bytes: &[u8], size: usize) -> BTreeMap<u64, u8> {
+    let mut known = BTreeMap::new();
     for (gate, vector) in bytes.chunks_exact(size).zip(0..=u8::MAX) {
         if let Some(offset) = handler(gate) {
             known.entry(offset).or_insert(vector);
@@ -99,7 +100,7 @@ mod tests {
     fn a_gate_leads_to_its_handler() {
         let at = 0xffff_ffff_8120_1234;
         let table = [gate(0, 0), gate(at, 0x8e), gate(at, 0xef), gate(7, 0x0e)].concat();
-        assert_eq!(handlers(&table, 16), HashMap::from([(at, 1)]));
+        assert_eq!(handlers(&table, 16), BTreeMap::from([(at, 1)]));
         // Of protected mode: 32 bits and 16 bits; a task gate has no handler.
         let wide = [0x34, 0x12, 8, 0, 0, 0x8e, 0x78, 0x56];
         let narrow = [0x34, 0x12, 8, 0, 0, 0x86, 0x78, 0x56];

@@ -4,6 +4,7 @@
     reason = "callbacks of a C program, and memory shared with another process; each use has its justification"
 )]
 
+use crate::files;
 use crate::layout::{BlockHead, header, record, recorder, slot};
 use crate::machine;
 use crate::qemu::{ExecCallback, Functions, Id, Info, Tb, callback};
@@ -13,23 +14,23 @@ use crate::rings::{
 };
 use crate::signals;
 use crate::start;
+use crate::sync::Once;
 use crate::sys;
+use crate::tell::tell;
+use alloc::ffi::CString;
+use alloc::vec::Vec;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-use std::sync::{OnceLock, PoisonError};
 
 /// What is found out once.
 pub(crate) struct Plugin {
     pub(crate) qemu: Functions,
     /// Where the processes' memories are.
-    folder: PathBuf,
+    folder: CString,
 }
 
-pub(crate) static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+pub(crate) static PLUGIN: Once<Plugin> = Once::new();
 /// This process has no shared memory (of its own): it runs on, but nothing is told of it.
 static OFF: AtomicBool = AtomicBool::new(false);
 /// By virtual processor, where its thread's slot lies in this process's memory, or one of the following addresses.
@@ -86,7 +87,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         // SAFETY: `argv` has `argc` terminated strings.
         let argument = unsafe { CStr::from_ptr(*argv.add(i)) };
         match split(argument.to_bytes()) {
-            Some((b"folder", path)) => folder = Some(PathBuf::from(OsStr::from_bytes(path))),
+            Some((b"folder", path)) => folder = CString::new(path).ok(),
             Some((b"comm", name)) => comm = start::name(name),
             Some((b"variables", number)) => variables = start::number(number),
             Some((b"stage", b"called")) => STAGE.store(stage::CALLED, Ordering::Relaxed),
@@ -95,24 +96,24 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         }
     }
     let Some(folder) = folder else {
-        eprintln!("cofi: the plugin was loaded without folder=");
+        tell!("cofi: the plugin was loaded without folder=");
         return 1;
     };
     let qemu = match Functions::find() {
         Ok(qemu) => qemu,
         Err(name) => {
-            eprintln!("cofi: this QEMU has no {name}");
+            tell!("cofi: this QEMU has no {name}");
             return 1;
         }
     };
     start::begin(comm.as_deref(), variables);
     map_recorder(&folder);
-    if rings::open(&folder, 0, 0).is_err() {
+    if rings::open(&folder, 0, 0).is_none() {
         turn_off();
     } else if STAGE.load(Ordering::Relaxed) != stage::ALL {
         word32(header::STOPPED).store(1, Ordering::Relaxed);
     }
-    if PLUGIN.set(Plugin { qemu, folder }).is_err() {
+    if !PLUGIN.set(Plugin { qemu, folder }) {
         return 1;
     }
     // SAFETY: QEMU describes itself.
@@ -120,7 +121,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         return match machine::install(id) {
             Ok(()) => 0,
             Err(name) => {
-                eprintln!("cofi: this QEMU has no {name}, which tracing a machine takes");
+                tell!("cofi: this QEMU has no {name}, which tracing a machine takes");
                 1
             }
         };
@@ -129,7 +130,8 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     qemu.on_vcpu_exit(id, on_vcpu_exit);
     qemu.on_system_call(id, on_system_call);
     qemu.on_system_call_return(id, on_system_call_return);
-    sys::at_fork(signals::hold, signals::release, on_fork);
+    // SAFETY: what the other two release, the first has held in this thread.
+    unsafe { sys::at_fork(signals::hold, signals::release, on_fork) };
     0
 }
 
@@ -337,7 +339,7 @@ fn on_translation(tb: Tb) {
 
 /// Tells the recorder of a machine's block; its number.
 pub(crate) fn put_machine_block(address: u64, state: u32, code: &[u8]) -> u32 {
-    let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = BLOCKS.lock();
     if !put_bytes(address, state, code) {
         return 0;
     }
@@ -348,7 +350,7 @@ pub(crate) fn put_machine_block(address: u64, state: u32, code: &[u8]) -> u32 {
 
 /// Tells the recorder of a block; its number.
 fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
-    let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = BLOCKS.lock();
     let is_changing = MAPPING_CALLS.load(Ordering::Acquire) != 0;
     if MAPPINGS_CHANGE.swap(false, Ordering::AcqRel) || is_changing {
         told.mapped.clear();
@@ -369,7 +371,7 @@ fn put_block(address: u64, instructions: u32, code: &[u8]) -> u32 {
 
 /// What is mapped at an address: the range, and the line of /proc that tells of it.
 fn mapping_at(address: u64) -> Option<(Range<u64>, Vec<u8>)> {
-    let maps = std::fs::read("/proc/self/maps").ok()?;
+    let maps = files::content(c"/proc/self/maps")?;
     maps.split(|byte| *byte == b'\n').find_map(|line| {
         let range = line.split(|byte| *byte == b' ').next()?;
         let (start, end) = core::str::from_utf8(range).ok()?.split_once('-')?;
@@ -428,8 +430,12 @@ fn on_system_call_return(_vcpu: c_uint, number: i64, _result: i64) {
 }
 
 /// In a child after fork: memory of its own. It has its parent's translated blocks, and their numbers.
-extern "C" fn on_fork() {
-    signals::release();
+///
+/// # Safety
+/// As [`signals::release`].
+unsafe extern "C" fn on_fork() {
+    // SAFETY: as the caller says.
+    unsafe { signals::release() };
     let Some(plugin) = PLUGIN.get() else { return };
     // The one thread that there is begins anew, in the new memory.
     let used = VCPUS.load(Ordering::Relaxed) as usize;
@@ -443,13 +449,13 @@ extern "C" fn on_fork() {
     if OFF.load(Ordering::Relaxed) || word32(header::STOPPED).load(Ordering::Relaxed) != 0 {
         return turn_off();
     }
-    let mut told = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = BLOCKS.lock();
     let inherited = u64::from(told.blocks);
     // The recorder is to hear from the child itself what is mapped where.
     told.mapped.clear();
     MAPPING_CALLS.store(0, Ordering::Relaxed);
     // Without memory of its own it would write into its parent's.
-    if rings::open_after_fork(&plugin.folder, inherited).is_err() {
+    if rings::open_after_fork(&plugin.folder, inherited).is_none() {
         turn_off();
     }
 }

@@ -5,6 +5,7 @@
 )]
 
 use crate::sys;
+use alloc::vec::Vec;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, Ordering};

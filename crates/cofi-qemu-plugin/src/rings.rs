@@ -4,18 +4,18 @@
     reason = "memory shared with another process; each use has its justification"
 )]
 
+use crate::files::{self, File};
 use crate::layout::{self, BlockHead, header, recorder, slot};
+use crate::sync::{Lock, Once};
 use crate::sys;
+use alloc::borrow::ToOwned;
+use alloc::ffi::CString;
+use alloc::format;
+use alloc::vec::Vec;
+use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::ffi::CString;
-use std::fs::{File, OpenOptions, Permissions};
-use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use core::time::Duration;
 
 /// What has been put into the ring of blocks.
 pub(crate) struct Told {
@@ -26,7 +26,7 @@ pub(crate) struct Told {
 }
 
 /// The ring of blocks has one producer at a time.
-pub(crate) static BLOCKS: Mutex<Told> = Mutex::new(Told {
+pub(crate) static BLOCKS: Lock<Told> = Lock::new(Told {
     blocks: 0,
     mapped: Vec::new(),
 });
@@ -35,11 +35,11 @@ static MEMORY: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 /// How many slots it has room for.
 static SLOTS: AtomicUsize = AtomicUsize::new(0);
 /// One thread at a time takes a slot.
-static TAKING: Mutex<()> = Mutex::new(());
+static TAKING: Lock<()> = Lock::new(());
 /// What all processes and the recorder share; null if there is none.
 static RECORDER: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 /// Where the memories are.
-static FOLDER: OnceLock<CString> = OnceLock::new();
+static FOLDER: Once<CString> = Once::new();
 
 /// Of the limit of a program's address space, this part may be ours.
 const OUR_PART: u64 = 16;
@@ -53,12 +53,9 @@ const SHORTEST_NAP: Duration = Duration::from_micros(50);
 const LONGEST_NAP: Duration = Duration::from_millis(5);
 
 /// Finds what all processes and the recorder share.
-pub(crate) fn map_recorder(folder: &Path) {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(folder.join(recorder::NAME));
-    if let Ok(memory) = file.and_then(|file| sys::map(&file, recorder::SIZE)) {
+pub(crate) fn map_recorder(folder: &CStr) {
+    let file = files::within(folder, recorder::NAME).and_then(|path| File::of(&path));
+    if let Some(memory) = file.and_then(|file| sys::map(&file, recorder::SIZE)) {
         RECORDER.store(memory, Ordering::Release);
     }
 }
@@ -89,24 +86,18 @@ fn slots_allowed() -> usize {
 }
 
 /// Makes this process's shared memory. Its name tells when, and is no other's: a child of fork that executes a program at once
-/// has made two before the recorder has seen the first.
-pub(crate) fn open(folder: &Path, parent: u32, inherited: u64) -> io::Result<()> {
-    let _ = FOLDER.set(CString::new(folder.as_os_str().as_bytes())?);
-    let pid = std::process::id();
+/// has made two before the recorder has seen the first. `None` if it cannot be made.
+pub(crate) fn open(folder: &CStr, parent: u32, inherited: u64) -> Option<()> {
+    // A child has its parent's.
+    FOLDER.set(folder.to_owned());
+    let pid = sys::pid();
     let name = format!("{:020}-{pid}", sys::now());
-    let hidden = folder.join(format!(".{name}"));
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&hidden)?;
+    let hidden = files::within(folder, &format!(".{name}"))?;
+    let file = File::new(&hidden)?;
     let slots = slots_allowed();
-    let memory = match make(&file, layout::slot_at(slots)) {
-        Ok(memory) => memory,
-        Err(error) => {
-            let _ = std::fs::remove_file(hidden);
-            return Err(error);
-        }
+    let Some(memory) = make(&file, layout::slot_at(slots)) else {
+        files::remove(&hidden);
+        return None;
     };
     MEMORY.store(memory, Ordering::Release);
     SLOTS.store(slots, Ordering::Relaxed);
@@ -117,25 +108,25 @@ pub(crate) fn open(folder: &Path, parent: u32, inherited: u64) -> io::Result<()>
     word(header::BLOCKS_RESERVED).store(layout::FIRST_BLOCKS as u64, Ordering::Relaxed);
     word(header::MAGIC).store(layout::MAGIC, Ordering::Release);
     // Who sees the name sees it complete.
-    std::fs::rename(hidden, folder.join(name))
+    files::name_anew(&hidden, &files::within(folder, &name)?)
 }
 
-/// Maps a new file, and reserves what is needed at first.
-fn make(file: &File, len: usize) -> io::Result<*mut u8> {
-    // Whatever mask the program has set: the recorder opens it, and nobody else is to.
-    file.set_permissions(Permissions::from_mode(0o600))?;
+/// Maps a new file, and reserves what is needed at first; `None` if there is no memory for it.
+fn make(file: &File, len: usize) -> Option<*mut u8> {
+    // The recorder opens it, and nobody else is to.
+    file.keep_from_others()?;
     sys::set_len(file, len as u64)?;
     let memory = sys::map(file, len)?;
     if sys::reserve(memory, layout::HEADER + layout::FIRST_BLOCKS) {
-        return Ok(memory);
+        return Some(memory);
     }
     // SAFETY: it was mapped just now, with this length, and nobody knows of it.
     unsafe { sys::unmap(memory, len) };
-    Err(io::ErrorKind::StorageFull.into())
+    None
 }
 
 /// In a child after fork: memory of its own instead of its parent's, of which it has so many blocks.
-pub(crate) fn open_after_fork(folder: &Path, inherited: u64) -> io::Result<()> {
+pub(crate) fn open_after_fork(folder: &CStr, inherited: u64) -> Option<()> {
     let parent = word32(header::PID).load(Ordering::Relaxed);
     let (memory, slots) = (
         MEMORY.load(Ordering::Relaxed),
@@ -144,7 +135,7 @@ pub(crate) fn open_after_fork(folder: &Path, inherited: u64) -> io::Result<()> {
     open(folder, parent, inherited)?;
     // SAFETY: mapped by `open` in the parent, with this length; the child has one thread, which holds nothing of it.
     unsafe { sys::unmap(memory, layout::slot_at(slots)) };
-    Ok(())
+    Some(())
 }
 
 /// The 64-bit number at an offset of the shared memory.
@@ -213,7 +204,7 @@ fn reserve(part: Range<usize>) -> bool {
 
 /// Finds a slot for a thread that begins; `None` if there is none, or no memory for it.
 pub(crate) fn take_slot(thread: u32) -> Option<usize> {
-    let _one_at_a_time = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = TAKING.lock();
     let ready = word32(header::SLOTS).load(Ordering::Relaxed) as usize;
     let is_free = |base: &usize| word32(base + slot::THREAD).load(Ordering::Acquire) == 0;
     let base = match (0..ready).map(layout::slot_at).find(is_free) {
@@ -334,7 +325,7 @@ fn wait(nap: Duration) -> bool {
         word32(header::STOPPED).store(1, Ordering::Relaxed);
         return false;
     }
-    std::thread::sleep(nap);
+    sys::sleep(nap);
     true
 }
 

@@ -1,15 +1,19 @@
 //! Signals: which handlers the program has set, and what a handler's frame on the stack says of what was interrupted.
+#![allow(
+    unsafe_code,
+    reason = "a lock that is held across fork; each use has its justification"
+)]
 
 use crate::layout::record;
+use crate::sync::Lock;
 use crate::sys::{peek32, peek64};
-use core::cell::Cell;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Addresses of signal handlers, each with the restorer that stands below its frame.
 type Handlers = Vec<(u64, u64)>;
 /// Those that the program has set.
-static HANDLERS: Mutex<Handlers> = Mutex::new(Vec::new());
+static HANDLERS: Lock<Handlers> = Lock::new(Vec::new());
 
 /// Whether a signal's handler is called with a `siginfo`: else its place in the frame holds what was there before.
 static WITH_INFO: [AtomicBool; SIGNALS] = [const { AtomicBool::new(false) }; SIGNALS];
@@ -67,7 +71,7 @@ impl Frame {
 /// What a handler's first block finds: the interrupted address, the signal, its code and its address. `None` if it was called as any
 /// other function.
 pub(crate) fn frame(state: u64) -> Option<[u32; 6]> {
-    let handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let handlers = HANDLERS.lock();
     let register = |offset| peek64(state.checked_add(offset)?);
     let arguments = [register(RDI)?, register(RSI)?, register(RDX)?];
     let mut frame = Frame::of(&handlers, register(RSP)?, arguments)?;
@@ -115,7 +119,6 @@ pub(crate) fn stack(state: u64) -> Option<u64> {
 pub(crate) fn is_handler(address: u64) -> bool {
     HANDLERS
         .lock()
-        .unwrap_or_else(PoisonError::into_inner)
         .iter()
         .any(|(handler, _)| *handler == address)
 }
@@ -131,27 +134,24 @@ pub(crate) fn set_action(signal: u64, action: u64) {
     }
     if let (Some(handler @ 2..), Some(restorer)) = (peek64(action), peek64(action.wrapping_add(16)))
     {
-        let mut handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut handlers = HANDLERS.lock();
         if !handlers.contains(&(handler, restorer)) {
             handlers.push((handler, restorer));
         }
     }
 }
 
-thread_local! {
-    /// The handlers, locked while this thread forks.
-    static HELD: Cell<Option<MutexGuard<'static, Handlers>>> = const { Cell::new(None) };
-}
-
 /// Before fork: no other thread is to hold the lock, which nobody would ever release in the child. (The one of the blocks needs
 /// nothing: QEMU forks while no other thread translates.)
 pub(crate) extern "C" fn hold() {
-    HELD.set(Some(
-        HANDLERS.lock().unwrap_or_else(PoisonError::into_inner),
-    ));
+    HANDLERS.hold();
 }
 
-/// In the parent after fork.
-pub(crate) extern "C" fn release() {
-    HELD.take();
+/// After fork, in the parent and in the child.
+///
+/// # Safety
+/// [`hold`] was called in the thread that forks.
+pub(crate) unsafe extern "C" fn release() {
+    // SAFETY: as the caller says.
+    unsafe { HANDLERS.release() }
 }

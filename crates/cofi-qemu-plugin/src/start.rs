@@ -5,6 +5,9 @@
 //! instruction all is put right on its stack.
 
 use crate::sys::{self, peek64};
+use crate::tell::tell;
+use alloc::vec;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// How many variables there are to give back.
@@ -45,7 +48,7 @@ pub(crate) fn is_first() -> bool {
 pub(crate) fn give_back(stack: u64) {
     let count = VARIABLES.swap(0, Ordering::Relaxed);
     if restore(stack, count).is_none() {
-        eprintln!("cofi: the program does not get its environment as it should");
+        tell!("cofi: the program does not get its environment as it should");
     }
 }
 
@@ -107,6 +110,10 @@ fn read_string(address: u64) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::{name, number, restore};
+    use alloc::format;
+    use alloc::string::String;
+    use alloc::vec;
+    use alloc::vec::Vec;
 
     #[test]
     fn options_are_read() {

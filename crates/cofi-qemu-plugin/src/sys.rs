@@ -1,14 +1,15 @@
 //! The few system functions that the plugin needs, declared by hand.
 #![allow(
     unsafe_code,
-    reason = "calls into the C library, which std links anyway; each has its justification"
+    reason = "calls into the C library; each has its justification"
 )]
 
+use crate::files::{self, File};
+use crate::tell::{errno, was_interrupted};
+use alloc::vec::Vec;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ops::Range;
-use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
+use core::time::Duration;
 
 unsafe extern "C" {
     fn mmap(
@@ -24,8 +25,8 @@ unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     fn pthread_atfork(
         prepare: Option<extern "C" fn()>,
-        parent: Option<extern "C" fn()>,
-        child: Option<extern "C" fn()>,
+        parent: Option<unsafe extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
     ) -> c_int;
     fn process_vm_readv(
         pid: c_int,
@@ -44,6 +45,8 @@ unsafe extern "C" {
         flags: u64,
     ) -> isize;
     fn clock_gettime(clock: c_int, time: *mut [i64; 2]) -> c_int;
+    fn nanosleep(time: *const [i64; 2], left: *mut [i64; 2]) -> c_int;
+    fn getpid() -> c_int;
     fn getrlimit(resource: c_int, limit: *mut Limit) -> c_int;
     fn setrlimit(resource: c_int, limit: *const Limit) -> c_int;
     fn syscall(number: c_long, ...) -> c_long;
@@ -68,7 +71,7 @@ const CLOCK_MONOTONIC: c_int = 1;
 const RLIMIT_FSIZE: c_int = 1;
 const RLIMIT_AS: c_int = 9;
 const MADV_POPULATE_WRITE: c_int = 23;
-const EINVAL: i32 = 22;
+const EINVAL: c_int = 22;
 const PAGE: usize = 4096;
 const PROT_READ_WRITE: c_int = 1 | 2;
 const MAP_SHARED: c_int = 1;
@@ -78,8 +81,8 @@ const PR_SET_MM_MAP: usize = 14;
 const SYS_STATFS: c_long = 137;
 const SYS_GETTID: c_long = 186;
 
-/// Maps a file of `len` bytes, shared, for the rest of the process's life.
-pub(crate) fn map(file: &File, len: usize) -> io::Result<*mut u8> {
+/// Maps a file of `len` bytes, shared, for the rest of the process's life. `None` if that is not possible.
+pub(crate) fn map(file: &File, len: usize) -> Option<*mut u8> {
     // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
     let at = unsafe {
         mmap(
@@ -87,15 +90,11 @@ pub(crate) fn map(file: &File, len: usize) -> io::Result<*mut u8> {
             len,
             PROT_READ_WRITE,
             MAP_SHARED,
-            file.as_raw_fd(),
+            file.number(),
             0,
         )
     };
-    if at.addr() == usize::MAX {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(at.cast())
-    }
+    (at.addr() != usize::MAX).then(|| at.cast())
 }
 
 /// Ends a mapping that [`map`] has made.
@@ -118,7 +117,7 @@ pub(crate) fn reserve(at: *mut u8, len: usize) -> bool {
         return true;
     }
     // Kernels before 5.14 do not know this.
-    io::Error::last_os_error().raw_os_error() == Some(EINVAL) && touch(at, len)
+    errno() == EINVAL && touch(at, len)
 }
 
 /// As [`reserve`]: the kernel writes a 0 into each page in our place, and fails where we would get a signal.
@@ -148,8 +147,8 @@ pub(crate) fn address_space() -> Option<u64> {
     (known && own.soft != u64::MAX).then_some(own.soft)
 }
 
-/// Sets a file's length, also where the program's limit for that is lower: it is the program's, and over it is a signal.
-pub(crate) fn set_len(file: &File, len: u64) -> io::Result<()> {
+/// Sets a file's length, if that is possible, also where the program's limit for that is lower: it is the program's, and over it is a signal.
+pub(crate) fn set_len(file: &File, len: u64) -> Option<()> {
     let mut own = Limit { soft: 0, hard: 0 };
     // SAFETY: the kernel writes the structure, which is as it has it.
     if unsafe { getrlimit(RLIMIT_FSIZE, &mut own) } != 0 || own.soft >= len {
@@ -161,7 +160,7 @@ pub(crate) fn set_len(file: &File, len: u64) -> io::Result<()> {
     };
     // SAFETY: the structure is only read.
     if unsafe { setrlimit(RLIMIT_FSIZE, &higher) } != 0 {
-        return Err(io::Error::last_os_error());
+        return None;
     }
     let result = file.set_len(len);
     // SAFETY: as above. To lower it is always allowed.
@@ -178,8 +177,16 @@ pub(crate) fn symbol(name: &CStr) -> Option<core::ptr::NonNull<c_void>> {
 }
 
 /// Has these called at every fork: before it, and after it in the parent and in the child.
-pub(crate) fn at_fork(before: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) {
-    // SAFETY: registers functions that live as long as the program; plugins are never unloaded here.
+///
+/// # Safety
+/// The others may be called where a thread, or the one that is its copy, has called `before`.
+pub(crate) unsafe fn at_fork(
+    before: extern "C" fn(),
+    parent: unsafe extern "C" fn(),
+    child: unsafe extern "C" fn(),
+) {
+    // SAFETY: registers functions that live as long as the program; plugins are never unloaded here. Those after it are called only where the
+    // first was called.
     unsafe {
         pthread_atfork(Some(before), Some(parent), Some(child));
     }
@@ -197,7 +204,7 @@ pub(crate) fn peek(address: u64, bytes: &mut [u8]) -> bool {
         len,
     };
     // SAFETY: the kernel writes into `bytes`, which is as long as it says; the other address is checked by the kernel.
-    let read = unsafe { process_vm_readv(std::process::id() as c_int, &local, 1, &remote, 1, 0) };
+    let read = unsafe { process_vm_readv(getpid(), &local, 1, &remote, 1, 0) };
     usize::try_from(read) == Ok(len)
 }
 
@@ -226,8 +233,7 @@ pub(crate) fn poke(address: u64, bytes: &[u8]) -> bool {
     };
     // SAFETY: the kernel only reads `bytes`. The other address is the program's memory or the shared one, of which no
     // reference to anything but atomics exists.
-    let written =
-        unsafe { process_vm_writev(std::process::id() as c_int, &local, 1, &remote, 1, 0) };
+    let written = unsafe { process_vm_writev(getpid(), &local, 1, &remote, 1, 0) };
     usize::try_from(written) == Ok(len)
 }
 
@@ -258,9 +264,10 @@ struct MemoryMap {
 
 /// Says where /proc is to find this process's command line and environment. Some kernels cannot, and then nothing changes.
 pub(crate) fn set_command_line(arguments: Range<u64>, environment: Range<u64>) -> Option<()> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let stat = files::content(c"/proc/self/stat")?;
     // Behind the name, which may hold anything, the fields begin with the third.
-    let (_, fields) = stat.rsplit_once(") ")?;
+    let behind = stat.windows(2).rposition(|sign| sign == b") ")? + 2;
+    let fields = core::str::from_utf8(stat.get(behind..)?).ok()?;
     let fields: Vec<_> = fields.split(' ').collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     // SAFETY: asks where the heap ends.
@@ -299,6 +306,19 @@ pub(crate) fn now() -> u64 {
     time[0] as u64 * 1_000_000_000 + time[1] as u64
 }
 
+/// Has the calling thread do nothing for so long, whatever signals come.
+pub(crate) fn sleep(time: Duration) {
+    let mut left = [time.as_secs() as i64, i64::from(time.subsec_nanos())];
+    // SAFETY: the kernel reads a `timespec`, and where a signal came writes how much is left.
+    while unsafe { nanosleep(&raw const left, &raw mut left) } != 0 && was_interrupted() {}
+}
+
+/// This process's number.
+pub(crate) fn pid() -> u32 {
+    // SAFETY: without arguments and effects.
+    unsafe { getpid() as u32 }
+}
+
 /// The calling thread's number.
 pub(crate) fn gettid() -> u32 {
     // SAFETY: without arguments and effects.
@@ -307,12 +327,14 @@ pub(crate) fn gettid() -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{PAGE, map, reserve, room, touch};
+    use super::{PAGE, map, reserve, room, sleep, touch};
+    use crate::files::File;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn memory_is_reserved_or_refused() {
         for how in [reserve, touch] {
-            let file = tempfile::tempfile().unwrap();
+            let file = File::from(tempfile::tempfile().unwrap());
             file.set_len(4 * PAGE as u64).unwrap();
             let memory = map(&file, 4 * PAGE).unwrap();
             assert!(how(memory, 4 * PAGE));
@@ -321,6 +343,14 @@ mod tests {
             assert!(how(memory, 2 * PAGE));
             assert!(!how(memory, 4 * PAGE));
         }
+    }
+
+    #[test]
+    fn who_sleeps_wakes_not_before() {
+        let begin = Instant::now();
+        let time = Duration::from_millis(2);
+        sleep(time);
+        assert!(begin.elapsed() >= time);
     }
 
     #[test]

@@ -9,17 +9,19 @@ mod tests;
 use super::state::State;
 use crate::layout::state;
 use crate::plugin;
+use crate::sync::{Lock, Once};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
+use alloc::vec::Vec;
 use core::ptr;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Code that QEMU has translated. What is read whenever it runs comes first, and is in as few lines of the cache as it can be.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Code {
     /// The first variant: mostly the only one.
-    first: OnceLock<Variant>,
+    first: Once<Variant>,
     end: End,
     bytes: Box<[u8]>,
     /// The length of each instruction.
@@ -191,23 +193,22 @@ impl Recent {
 }
 
 /// Code by its address at translation, its bytes, and the lengths of its instructions, which the mode decides.
-type Known = HashMap<(u64, Box<[u8]>, Box<[u8]>), &'static Code>;
+type Known = BTreeMap<(u64, Box<[u8]>, Box<[u8]>), &'static Code>;
 
 /// Variants other than the first of a code, by the code's address, their own and their bits.
-type Others = HashMap<(usize, u64, u32), &'static Variant>;
+type Others = BTreeMap<(usize, u64, u32), &'static Variant>;
 
-static OTHERS: Mutex<Option<Others>> = Mutex::new(None);
+static OTHERS: Lock<Others> = Lock::new(BTreeMap::new());
 
 /// All code: what is translated anew, because the cache was full, is known.
-static ALL: Mutex<Option<Known>> = Mutex::new(None);
+static ALL: Lock<Known> = Lock::new(BTreeMap::new());
 
 impl Code {
     /// The code of these bytes, whose instructions have these lengths.
     pub(super) fn of(address: u64, bytes: Vec<u8>, lens: Vec<u8>) -> &'static Self {
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = ALL.lock();
         let (bytes, lens) = (bytes.into_boxed_slice(), lens.into_boxed_slice());
-        all.get_or_insert_default()
-            .entry((address, bytes.clone(), lens.clone()))
+        all.entry((address, bytes.clone(), lens.clone()))
             .or_insert_with(|| {
                 let last = lens.last().map_or(0, |len| usize::from(*len));
                 let end = End::of(bytes.get(bytes.len() - last..).unwrap_or_default());
@@ -215,7 +216,7 @@ impl Code {
                     bytes,
                     lens,
                     end,
-                    first: OnceLock::new(),
+                    first: Once::new(),
                 }))
             })
     }
@@ -275,7 +276,7 @@ impl Code {
 
     fn look_up(&'static self, state: State) -> (&'static Variant, bool) {
         // With the lock, nobody else makes one.
-        let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut others = OTHERS.lock();
         let bits = state.bits();
         let start = state.linear(bits);
         let mut is_new = false;
@@ -287,7 +288,7 @@ impl Code {
             return (first, is_new);
         }
         let key = ((&raw const *self).addr(), start, bits);
-        match others.get_or_insert_default().entry(key) {
+        match others.entry(key) {
             Entry::Occupied(known) => (known.get(), false),
             Entry::Vacant(place) => (place.insert(Box::leak(Box::new(self.make(state)))), true),
         }

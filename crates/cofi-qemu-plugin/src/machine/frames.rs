@@ -4,6 +4,7 @@ use super::code::{End, Variant};
 use super::state::{Mode, Segment, State};
 use crate::layout::state;
 use crate::qemu::Machine;
+use alloc::vec::Vec;
 
 const PAGE: u64 = 4096;
 /// Handlers that wait for each other, at most: an interrupt before another one's handler has begun.

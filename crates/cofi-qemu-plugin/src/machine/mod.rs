@@ -15,17 +15,19 @@ use crate::layout::{record, state as bits};
 use crate::plugin::{self, PLUGIN};
 use crate::qemu::{Id, Machine, Tb, callback};
 use crate::rings;
+use crate::sync::Once;
+use crate::tell::tell;
+use alloc::vec::Vec;
 use code::{Code, End, Recent, Variant};
 use core::cell::UnsafeCell;
 use core::ffi::{c_uint, c_void};
 use frames::{Before, Handlers, Look, Place};
 use state::{Mode, State};
-use std::sync::OnceLock;
 
 /// Processors that can be traced.
 const PROCESSORS: usize = 256;
 
-static MACHINE: OnceLock<Machine> = OnceLock::new();
+static MACHINE: Once<Machine> = Once::new();
 
 /// What a processor did last. What is read for every block comes first, most of it in one line of the cache. Each is written and read by itself:
 /// what was written singly the processor cannot read as one at once.
@@ -71,7 +73,11 @@ pub(crate) fn install(id: Id) -> Result<(), &'static str> {
         plugin.qemu.on_vcpu_exit(id, on_vcpu_exit);
         machine.on_idle(id, on_idle);
     }
-    MACHINE.set(machine).map_err(|_| "second machine")
+    if MACHINE.set(machine) {
+        Ok(())
+    } else {
+        Err("second machine")
+    }
 }
 
 callback! {
@@ -157,9 +163,7 @@ impl Processor {
             return plugin::refuse(vcpu);
         };
         if !(state.is_as_known(machine) && machine.has_mark(vcpu)) {
-            eprintln!(
-                "cofi: this QEMU keeps its processors' state in a way that Cofi does not know"
-            );
+            tell!("cofi: this QEMU keeps its processors' state in a way that Cofi does not know");
             return plugin::refuse(vcpu);
         }
         self.cr3 = !state.cr3();

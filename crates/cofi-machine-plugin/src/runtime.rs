@@ -1,0 +1,1 @@
+../../cofi-qemu-plugin/src/runtime.rs
