@@ -315,6 +315,10 @@ impl<'s> Blocks<'s> {
         let (mut texts, mut views) = (take(&mut self.texts), take(&mut self.views));
         let mut view = self.is_named().then(|| views.of(era, flow));
         let item = flow.blocks(|block| {
+            if failed.is_some() {
+                // Nobody reads on.
+                return;
+            }
             let is_alone = |last: &Executed| self.open.count == 0 && last.class.needs_packet();
             if let Some(last) = block.last().filter(is_alone) {
                 // Most blocks ran before.
@@ -326,7 +330,7 @@ impl<'s> Blocks<'s> {
                     texts.add(self.line());
                     text.extend_from_slice(self.line());
                 }
-                if text.len() >= FULL && failed.is_none() {
+                if text.len() >= FULL {
                     texts.trim();
                     out.reached(block.offset());
                     failed = out.put(text).err();
@@ -342,7 +346,7 @@ impl<'s> Blocks<'s> {
             if !is_begun {
                 self.name_in(era, &mut view);
             }
-            if self.open.is_complete() && failed.is_none() {
+            if self.open.is_complete() {
                 self.block();
                 text.extend_from_slice(self.line());
                 if text.len() >= FULL {

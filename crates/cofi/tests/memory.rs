@@ -5,7 +5,9 @@ mod common;
 use common::{Scratch, cofi, run};
 use nix::sys::resource::{UsageWho, getrusage};
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
+use std::process::Stdio;
 
 /// Bytes of a trace, nearly all of them padding that the file need not hold.
 const LARGE: u64 = 160 << 20;
@@ -31,4 +33,35 @@ fn a_large_trace_takes_no_more_memory_than_a_small_one() {
         let most = most.max_rss();
         assert!(most < MOST, "{options:?} took {most} KiB");
     }
+    for options in [&["--json"][..], &[], &["--json", "--symbols"]] {
+        let most = blocks_that_nobody_reads(&scratch, options);
+        assert!(most < MOST, "blocks {options:?} took {most} KiB");
+    }
+}
+
+/// What `cofi blocks` takes where nobody reads on: a branch to itself, millions of times, without any event after the first. The lines of all would be
+/// many times of [`MOST`].
+fn blocks_that_nobody_reads(scratch: &Scratch, options: &[&str]) -> i64 {
+    let (code, trace) = (scratch.path("jnz.bin"), scratch.path("jnz.pt"));
+    std::fs::write(&code, [0x75, 0xfe]).expect("code");
+    let (psb, mode, psbend) = ([0x02, 0x82].repeat(8), [0x99, 0x01], [0x02, 0x23]);
+    let pge = [0x71, 0x00, 0x10, 0, 0, 0, 0];
+    let taken = vec![0xfe; 1_000_000];
+    std::fs::write(&trace, [&psb[..], &mode, &psbend, &pge, &taken].concat()).expect("a trace");
+    let mut child = cofi()
+        .args(["blocks", "-j1", "--raw"])
+        .arg(format!("{}:0x1000", code.display()))
+        .args(options)
+        .arg(&trace)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command");
+    let mut line = [0; 8];
+    let mut out = child.stdout.take().expect("its output");
+    out.read_exact(&mut line).expect("a line");
+    drop(out);
+    assert!(child.wait().expect("its end").success());
+    getrusage(UsageWho::RUSAGE_CHILDREN)
+        .expect("usage")
+        .max_rss()
 }
