@@ -7,7 +7,6 @@ use arrow::array::{Array, ArrayRef, AsArray, StringBuilder, UInt64Builder};
 use arrow::datatypes::{DataType, UInt64Type};
 use datafusion::common::{Result, exec_err, plan_err};
 use datafusion::dataframe::DataFrame;
-use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::execution::{DiskManager, SessionStateBuilder};
 use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Volatility, create_udf};
@@ -16,6 +15,7 @@ use datafusion::sql::parser::{DFParser, Statement};
 
 use crate::divide;
 use crate::functions::{self, Function};
+use crate::pool::SharedPool;
 use crate::recording::Recording;
 use crate::scan::{Pieces, Provider};
 use crate::spill::SpillFolder;
@@ -59,7 +59,7 @@ impl Engine {
             None => SpillFolder::default(),
         };
         let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(FairSpillPool::new(options.memory)))
+            .with_memory_pool(Arc::new(SharedPool::new(options.memory)))
             .with_disk_manager_builder(
                 DiskManager::builder().with_temp_file_factory(Arc::new(files)),
             );

@@ -28,6 +28,7 @@ pub mod limits;
 mod output;
 mod packets_of;
 mod parquet_file;
+mod pool;
 mod recording;
 pub mod scan;
 mod spill;

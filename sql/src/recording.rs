@@ -10,6 +10,7 @@ use cofi_analysis::{CheckOptions, StreamCheck, Summary, Tally};
 use cofi_archive::{Archive, ArchiveError};
 use cofi_image::Kallsyms;
 use cofi_packet::Tsc;
+use cofi_packet::intel::find_psb;
 use cofi_session::{FileFormat, OwnedSession, Session, SessionError, SessionOptions, Stream};
 use thiserror::Error;
 
@@ -55,6 +56,12 @@ pub enum OpenError {
     /// The packets are missing.
     #[error("{} holds no trace", .path.display())]
     Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Nothing says what it is, and it has nothing of what packets begin with.
+    #[error("{} is no recording: no perf.data, no archive, and no PSB is in it (--format pt, if it is packets all the same)", .path.display())]
+    NoTrace {
         /// The file.
         path: PathBuf,
     },
@@ -181,6 +188,13 @@ impl Recording {
             })?;
         if session.streams().iter().all(Stream::is_empty) {
             return Err(OpenError::Empty { path: path.into() });
+        }
+        // Any file may be packets. Of one without a PSB nothing could be decoded, and all tables would be empty.
+        let is_guessed = how.format.is_none() && !is_archive;
+        let is_named = FileFormat::of(bytes.as_ref().as_ref()) == FileFormat::Perf;
+        let has_psb = |stream: &Stream<'_>| find_psb(stream.bytes()).is_some();
+        if is_guessed && !is_named && !session.streams().iter().any(has_psb) {
+            return Err(OpenError::NoTrace { path: path.into() });
         }
         Ok(Self {
             name,

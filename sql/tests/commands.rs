@@ -5,6 +5,7 @@ mod common;
 use common::{Recorded, Row, asked, assert_same, cofi_sql, only, said};
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -377,5 +378,28 @@ fn refusals(recorded: &Recorded) {
         assert_eq!(output.status.code(), Some(2), "{statement}: {said}");
         assert!(said.contains(sentence), "{statement}: {said}");
         assert!(output.stdout.is_empty());
+    }
+    // Of what is no recording the tables are not empty: there are none.
+    let hello = file.with_file_name("hello.txt");
+    fs::write(&hello, "hello").expect("a file");
+    let output = cofi_sql(&["sql"], &[&hello, file], "SELECT count(*) FROM calls;");
+    let said = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("no PSB is in it"), "{said}");
+    // A file is replaced by rows that are all there.
+    let rows = file.with_file_name("rows.csv");
+    let wanted = rows.to_string_lossy();
+    fs::write(&rows, "old").expect("a file");
+    for (statement, code, content) in [
+        (
+            "SELECT 1 / (count(*) - count(*)) AS n FROM calls;",
+            2,
+            "old",
+        ),
+        ("SELECT count(*) > 0 AS n FROM calls;", 0, "n\ntrue\n"),
+    ] {
+        let output = cofi_sql(&["sql", "--csv", "-o", &*wanted], &[file], statement);
+        assert_eq!(output.status.code(), Some(code), "{statement}");
+        assert_eq!(fs::read_to_string(&rows).expect("the file"), content);
     }
 }

@@ -5,6 +5,7 @@ COFI names the command, COFI_SQL the program; both must be built.
 
 import os
 import pty
+import select
 import subprocess
 import tempfile
 import unittest
@@ -38,6 +39,14 @@ class Terminal:
         before, self.seen = self.seen.split(text, 1)
         return before
 
+    def interrupt(self):
+        """Types Ctrl-C until the program says that it ends its answer: the first may come before that has begun."""
+        while "cofi: interrupted" not in self.seen:
+            self.type("\x03")
+            if select.select([self.side], [], [], 0.2)[0]:
+                self.seen += os.read(self.side, 4096).decode(errors="replace")
+        self.wait_for("cofi: interrupted")
+
     def type(self, keys):
         os.write(self.side, keys.encode())
 
@@ -65,6 +74,13 @@ class Prompt(unittest.TestCase):
             terminal.type("SELECT nothing FROM calls;\r")
             terminal.wait_for("cofi: ")
             terminal.wait_for("nothing")
+            terminal.wait_for("cofi> ")
+            # Nor does Ctrl-C, but the answer to a statement.
+            rows = "instructions() AS a, instructions() AS b, instructions() AS c"
+            terminal.type(f"SELECT sum(a.ip + b.ip + c.ip) FROM {rows};\r")
+            terminal.interrupt()
+            terminal.type("\x15SELECT 50 + 5 AS answer;\r")
+            terminal.wait_for('{"answer":55}')
             terminal.wait_for("cofi> ")
             terminal.type("SELECT count(*) > 0 AS has FROM mapp\t;\r")
             terminal.wait_for('{"has":true}')

@@ -2,8 +2,9 @@
 
 mod prompt;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{BufWriter, IsTerminal, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use clap::{Args, Parser, ValueEnum};
 use cofi_session::FileFormat;
 use datafusion::error::DataFusionError;
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 use crate::{Engine, Form, OpenOptions, OutputError, Recording, parse, write};
 
@@ -163,20 +165,21 @@ pub async fn answer(args: &StatementArgs, engine: &Engine) -> Result<()> {
         if form == Form::Parquet {
             bail!("--to parquet is for one statement: give it behind the recordings");
         }
-        let mut out = output(args.output.as_deref(), form)?;
-        return prompt::run(engine, form, &mut *out).await;
+        let mut out = Destination::of(args.output.as_deref(), form)?;
+        prompt::run(engine, form, out.writer()).await?;
+        return out.finish();
     }
     let statements = parse(&read(statement)?)?;
     if form == Form::Parquet && statements.len() != 1 {
         let count = statements.len();
         bail!("a Parquet file has the rows of one statement, not of {count}");
     }
-    let mut out = output(args.output.as_deref(), form)?;
+    let mut out = Destination::of(args.output.as_deref(), form)?;
     for statement in statements {
         let rows = engine.run(statement).await?.execute_stream().await?;
-        write(rows, form, &mut *out).await?;
+        write(rows, form, out.writer()).await?;
     }
-    Ok(out.flush()?)
+    out.finish()
 }
 
 /// The recordings that statements are about.
@@ -290,17 +293,72 @@ fn read(statement: Option<String>) -> Result<String> {
     Ok(text)
 }
 
-/// Where rows go: the file that is named, else standard output.
-fn output(path: Option<&Path>, form: Form) -> Result<Box<dyn Write + Send>> {
-    let Some(path) = path.filter(|path| *path != Path::new("-")) else {
-        let out = std::io::stdout();
-        if form == Form::Parquet && out.is_terminal() {
-            bail!("Parquet is not for a terminal: name a file with -o");
+/// Where rows go: the file that is named, else standard output. The file gets its name when all rows are in it, so that one that was there stays
+/// where a statement fails. What is no regular file (a pipe, a device) is written as it is.
+enum Destination {
+    Stream(BufWriter<Box<dyn Write + Send>>),
+    File {
+        out: BufWriter<NamedTempFile>,
+        path: PathBuf,
+    },
+}
+
+impl Destination {
+    fn of(path: Option<&Path>, form: Form) -> Result<Self> {
+        const GATHERED: usize = 1 << 16;
+        let Some(path) = path.filter(|path| *path != Path::new("-")) else {
+            let out = std::io::stdout();
+            if form == Form::Parquet && out.is_terminal() {
+                bail!("Parquet is not for a terminal: name a file with -o");
+            }
+            let out = BufWriter::with_capacity(GATHERED, Box::new(out) as _);
+            return Ok(Self::Stream(out));
+        };
+        let wrong = || format!("cannot write {}", path.display());
+        if path.exists() && !path.is_file() {
+            let file = File::options().write(true).open(path);
+            let out = Box::new(file.with_context(wrong)?) as _;
+            return Ok(Self::Stream(BufWriter::with_capacity(GATHERED, out)));
         }
-        return Ok(Box::new(BufWriter::with_capacity(1 << 16, out)));
-    };
-    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(Box::new(BufWriter::with_capacity(1 << 16, file)))
+        // Where a link leads to: the file there is replaced, and not the link.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        // As others have it that are made: what the mask leaves of this.
+        let file = tempfile::Builder::new()
+            .prefix(".cofi-sql")
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(folder)
+            .with_context(wrong)?;
+        let out = BufWriter::with_capacity(GATHERED, file);
+        Ok(Self::File { out, path })
+    }
+
+    fn writer(&mut self) -> &mut (dyn Write + Send) {
+        match self {
+            Self::Stream(out) => out,
+            Self::File { out, .. } => out,
+        }
+    }
+
+    /// All rows are written.
+    fn finish(self) -> Result<()> {
+        match self {
+            Self::Stream(mut out) => Ok(out.flush()?),
+            Self::File { out, path } => {
+                let wrong = || format!("cannot write {}", path.display());
+                let file = out
+                    .into_inner()
+                    .map_err(std::io::IntoInnerError::into_error);
+                file.with_context(wrong)?
+                    .persist(&path)
+                    .with_context(wrong)?;
+                Ok(())
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -64,6 +64,7 @@ const WORDS: &[&str] = &[
 
 const HELP: &str = "\
 Statements end with a semicolon. Tab completes; up and down go through what was typed before.
+Ctrl-C ends the answer to a statement.
   SHOW TABLES;        the tables
   DESCRIBE calls;     the columns of one
   \\d                  all tables and columns, with what they mean
@@ -98,9 +99,19 @@ pub(super) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send
             "\\?" | "help" => writeln!(out, "{HELP}")?,
             "\\d" => write!(out, "{}", tables::describe())?,
             _ => {
-                if let Err(error) = answer(engine, line, form, out).await {
+                // Who does not want to wait for the rest is asked for the next statement.
+                let answered = tokio::select! {
+                    answered = answer(engine, line, form, out) => Some(answered),
+                    Ok(()) = tokio::signal::ctrl_c() => None,
+                };
+                let told = match answered {
+                    Some(Ok(())) => None,
+                    Some(Err(error)) => Some(error.to_string()),
+                    None => Some("interrupted".to_owned()),
+                };
+                if let Some(told) = told {
                     out.flush()?;
-                    writeln!(std::io::stderr(), "cofi: {error}")?;
+                    writeln!(std::io::stderr(), "cofi: {told}")?;
                 }
             }
         }

@@ -38,7 +38,7 @@ const TIME: Column = number(
 );
 const FUNCTION: Column = text(
     "function",
-    "the function that holds it, demangled; NULL if nothing names it",
+    "the function that holds it (of a block, its first instruction), demangled; NULL if nothing names it",
 );
 const FILE: Column = text(
     "file",

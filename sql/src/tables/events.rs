@@ -32,7 +32,7 @@ const COLUMNS: &[Column] = &[
     ),
     address(
         "ip",
-        "the instruction to which it is bound; NULL if none is",
+        "the instruction at which it was (`at` of `cofi events --json`), else the one that it names (`ip`); NULL if there is none",
     ),
     number(
         "tsc",
