@@ -2,13 +2,6 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/cofi/src/digits.rs"]
-mod digits;
-
-#[path = "scenario/dump.rs"]
-mod dump;
-
-#[allow(dead_code)]
 #[path = "scenario/unit.rs"]
 mod unit;
 
