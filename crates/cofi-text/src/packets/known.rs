@@ -118,6 +118,29 @@ pub trait Known: Format {
     );
 }
 
+/// [`Known::list`] and [`Known::each`] of a format. They stand in each `impl`, and not in the trait: so they are compiled in this crate, for speed, and not
+/// where they are used.
+macro_rules! loops {
+    () => {
+        fn list(
+            lines: &mut PacketLines<'_>,
+            stream: &PacketStream<'_>,
+            outside: Self::Context,
+            out: &mut dyn Write,
+        ) -> io::Result<()> {
+            lines.write::<Self>(stream, outside, out)
+        }
+
+        fn each(
+            stream: &PacketStream<'_>,
+            outside: Self::Context,
+            visit: &mut dyn FnMut(&StreamItem<Self>),
+        ) {
+            stream.items::<Self>(outside).for_each(|item| visit(&item));
+        }
+    };
+}
+
 impl Known for IntelPt {
     /// The type of the last block.
     type Memory = Option<BlockType>;
@@ -197,22 +220,7 @@ impl Known for IntelPt {
         true
     }
 
-    fn list(
-        lines: &mut PacketLines<'_>,
-        stream: &PacketStream<'_>,
-        outside: Self::Context,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
-        lines.write::<Self>(stream, outside, out)
-    }
-
-    fn each(
-        stream: &PacketStream<'_>,
-        outside: Self::Context,
-        visit: &mut dyn FnMut(&StreamItem<Self>),
-    ) {
-        stream.items::<Self>(outside).for_each(|item| visit(&item));
-    }
+    loops!();
 }
 
 impl Known for Rtit {
@@ -274,22 +282,7 @@ impl Known for Rtit {
         true
     }
 
-    fn list(
-        lines: &mut PacketLines<'_>,
-        stream: &PacketStream<'_>,
-        outside: Self::Context,
-        out: &mut dyn Write,
-    ) -> io::Result<()> {
-        lines.write::<Self>(stream, outside, out)
-    }
-
-    fn each(
-        stream: &PacketStream<'_>,
-        outside: Self::Context,
-        visit: &mut dyn FnMut(&StreamItem<Self>),
-    ) {
-        stream.items::<Self>(outside).for_each(|item| visit(&item));
-    }
+    loops!();
 }
 
 #[cfg(test)]
