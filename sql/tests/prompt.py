@@ -13,6 +13,10 @@ from pathlib import Path
 
 COFI = os.environ.get("COFI", "cofi")
 COFI_SQL = os.environ.get("COFI_SQL", "cofi-sql")
+# What the prompt says to the terminal behind each line ("bracketed paste" off).
+LINE_READ = "\x1b[?2004l"
+# Nothing here takes longer than so many seconds, however loaded the machine is: what says nothing for so long hangs.
+AT_MOST = 300
 
 
 class Terminal:
@@ -29,10 +33,12 @@ class Terminal:
     def wait_for(self, text):
         """Reads until a text has come; what came up to it."""
         while text not in self.seen:
+            more = b""
             try:
-                more = os.read(self.side, 4096)
+                if select.select([self.side], [], [], AT_MOST)[0]:
+                    more = os.read(self.side, 4096)
             except OSError:
-                more = b""
+                pass
             if not more:
                 raise AssertionError(f"{text!r} did not come: {self.seen!r}")
             self.seen += more.decode(errors="replace")
@@ -40,11 +46,9 @@ class Terminal:
         return before
 
     def interrupt(self):
-        """Types Ctrl-C until the program says that it ends its answer: the first may come before that has begun."""
-        while "cofi: interrupted" not in self.seen:
-            self.type("\x03")
-            if select.select([self.side], [], [], 0.2)[0]:
-                self.seen += os.read(self.side, 4096).decode(errors="replace")
+        """Types Ctrl-C once a statement is being answered: what the terminal does with it is the program's until the line has been read."""
+        self.wait_for(LINE_READ)
+        self.type("\x03")
         self.wait_for("cofi: interrupted")
 
     def type(self, keys):

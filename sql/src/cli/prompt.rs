@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use futures::FutureExt;
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -12,6 +13,7 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Context, Editor, Helper};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::table::Table;
 use crate::{Engine, Form, OutputError, functions, parse, tables, write};
@@ -80,9 +82,13 @@ pub(super) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send
         // The first time there is none.
         let _ = editor.load_history(history);
     }
+    // From here on: whoever types Ctrl-C before an answer has begun means that answer, not the program.
+    let mut interrupts = signal(SignalKind::interrupt())?;
     writeln!(out, "Type \\? for help.")?;
     out.flush()?;
     loop {
+        // Those that an answer did not wait for are not for the next one.
+        while interrupts.recv().now_or_never().is_some() {}
         let line = match editor.readline("cofi> ") {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => continue,
@@ -102,7 +108,7 @@ pub(super) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send
                 // Who does not want to wait for the rest is asked for the next statement.
                 let answered = tokio::select! {
                     answered = answer(engine, line, form, out) => Some(answered),
-                    Ok(()) = tokio::signal::ctrl_c() => None,
+                    _ = interrupts.recv() => None,
                 };
                 let told = match answered {
                     Some(Ok(())) => None,
