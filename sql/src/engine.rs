@@ -5,13 +5,19 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, StringBuilder, UInt64Builder};
 use arrow::datatypes::{DataType, UInt64Type};
-use datafusion::common::{Result, exec_err, plan_err};
+use datafusion::common::{DataFusionError, Result, exec_err, plan_err};
 use datafusion::dataframe::DataFrame;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
-use datafusion::execution::{DiskManager, SessionStateBuilder};
+use datafusion::execution::{
+    DiskManager, SendableRecordBatchStream, SessionState, SessionStateBuilder,
+};
 use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Volatility, create_udf};
+use datafusion::physical_plan::joins::HashJoinExec;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::{SQLOptions, SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
+use futures::{StreamExt, stream};
 
 use crate::divide;
 use crate::functions::{self, Function};
@@ -43,7 +49,11 @@ impl Default for EngineOptions {
     }
 }
 
+/// So many rows a batch has where memory did not suffice.
+const ROWS_IN_LITTLE_MEMORY: usize = 1024;
+
 /// Answers statements about recordings.
+#[derive(Clone)]
 pub struct Engine {
     context: SessionContext,
 }
@@ -127,6 +137,43 @@ impl Engine {
         self.context.execute_logical_plan(plan).await
     }
 
+    /// Runs a statement: the same as executing what [`run`](Self::run) plans, but that a join of which no side fits in memory does not fail.
+    ///
+    /// A join is by a table of one side, as that is fastest. Where it has no room, the statement is run anew with joins by sorting, which can write to
+    /// files. (Until then it has given no rows: such a table is whole before the first.)
+    ///
+    /// # Errors
+    /// When the statement is wrong, or fails before its first rows.
+    pub async fn rows(&self, statement: Statement) -> Result<SendableRecordBatchStream> {
+        let frame = self.run(statement).await?;
+        let (logical, task) = (frame.logical_plan().clone(), frame.task_ctx());
+        let plan = frame.create_physical_plan().await?;
+        let rows = begin(execute_stream(plan.clone(), Arc::new(task))?).await;
+        match rows {
+            Err(error) if is_exhausted(&error) && joins_by_tables(&plan) => {
+                let state = self.joining_by_sorting();
+                let plan = state.create_physical_plan(&logical).await?;
+                begin(execute_stream(plan, state.task_ctx())?).await
+            }
+            rows => rows,
+        }
+    }
+
+    /// How joins are planned and run in little memory.
+    fn joining_by_sorting(&self) -> SessionState {
+        let mut state = self.context.state();
+        let config = state.config_mut();
+        config.options_mut().optimizer.prefer_hash_join = false;
+        // DataFusion joins by sorting only where it may divide the work. All sides merge what they have sorted at the same time, and hold a batch of
+        // each file.
+        let partitions = config.target_partitions().max(2);
+        let rows = config.batch_size().min(ROWS_IN_LITTLE_MEMORY);
+        *config = std::mem::take(config)
+            .with_target_partitions(partitions)
+            .with_batch_size(rows);
+        state
+    }
+
     /// Plans a text that is one statement, as [`run`](Self::run) does.
     ///
     /// # Errors
@@ -146,6 +193,23 @@ impl Engine {
     pub async fn table(&self, table: &dyn Table) -> Result<DataFrame> {
         self.context.table(table.name()).await
     }
+}
+
+/// Waits for the first rows.
+async fn begin(mut rows: SendableRecordBatchStream) -> Result<SendableRecordBatchStream> {
+    let first = rows.next().await.transpose()?;
+    let schema = rows.schema();
+    let all = stream::iter(first.map(Ok)).chain(rows);
+    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, all)))
+}
+
+fn is_exhausted(error: &DataFusionError) -> bool {
+    matches!(error.find_root(), DataFusionError::ResourcesExhausted(_))
+}
+
+/// Whether a plan has a join by a table of one side.
+fn joins_by_tables(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.is::<HashJoinExec>() || plan.children().into_iter().any(joins_by_tables)
 }
 
 /// The functions of single values.

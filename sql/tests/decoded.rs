@@ -26,6 +26,7 @@ fn functions_decode_what_the_commands_list() {
     let long = recorded.long();
     parts(&long);
     little_memory(&long);
+    joined_in_little_memory(&long);
 }
 
 fn tids(file: &Path) -> Vec<u64> {
@@ -250,6 +251,27 @@ fn little_memory(file: &Path) {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("cannot write into /proc/none"), "{said}");
+}
+
+/// A join of which no side may be held in memory is done by sorting, and comes to the same.
+fn joined_in_little_memory(file: &Path) {
+    let joined = "SELECT count(*) AS n, sum(a.ip % 1000 * (b.ip % 1000)) AS sum FROM instructions() AS a
+        JOIN instructions() AS b ON a.stream_offset = b.stream_offset AND a.seq = b.seq AND a.function = b.function";
+    let of = |memory: &str, threads: &str, statement: &str| {
+        let words = ["sql", "--csv", "--memory", memory, "--threads", threads];
+        let output = cofi_sql(&words, &[file], statement);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "--memory {memory}: {said}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let wanted = of("4096", "2", joined);
+    let explained = format!("EXPLAIN ANALYZE {joined}");
+    assert!(of("4096", "2", &explained).contains("HashJoinExec"));
+    for threads in ["1", "2"] {
+        assert_eq!(of("32", threads, joined), wanted);
+    }
+    let plan = of("32", "2", &explained);
+    assert!(plan.contains("SortMergeJoinExec"), "{plan}");
 }
 
 /// How many parts a statement decoded, and how many it left out.

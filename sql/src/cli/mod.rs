@@ -176,7 +176,7 @@ pub async fn answer(args: &StatementArgs, engine: &Engine) -> Result<()> {
     }
     let mut out = Destination::of(args.output.as_deref(), form)?;
     for statement in statements {
-        let rows = engine.run(statement).await?.execute_stream().await?;
+        let rows = engine.rows(statement).await?;
         write(rows, form, out.writer()).await?;
     }
     out.finish()

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use datafusion::common::runtime::SpawnedTask;
+use datafusion::error::DataFusionError;
 use futures::FutureExt;
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
@@ -138,7 +140,11 @@ async fn answer(
     out: &mut (dyn Write + Send),
 ) -> Result<(), OutputError> {
     for statement in parse(text)? {
-        let rows = engine.run(statement).await?.execute_stream().await?;
+        // Planning may read much of a recording without a pause. Another thread does that, so that Ctrl-C is heard.
+        let engine = engine.clone();
+        let begun = SpawnedTask::spawn(async move { engine.rows(statement).await });
+        let rows = begun.join_unwind().await;
+        let rows = rows.map_err(|error| DataFusionError::External(Box::new(error)))??;
         write(rows, form, out).await?;
     }
     Ok(())
