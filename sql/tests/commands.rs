@@ -45,6 +45,7 @@ fn tables_hold_what_the_commands_say() {
         events(file);
         check(file);
     }
+    head(&recorded);
     sideband(&recorded);
     several(&recorded);
     forms(&recorded);
@@ -251,6 +252,20 @@ fn check(file: &Path) {
         "SELECT sum(instructions) FROM seals WHERE is_verified",
     );
     assert!(sealed.as_u64() <= summary["instructions"].as_u64());
+}
+
+/// What stands before the first PSB.
+fn head(recorded: &Recorded) {
+    let file = recorded.whole.with_file_name("head.pt");
+    let psb = [0x02, 0x82].repeat(8);
+    fs::write(&file, [&[0xff; 100], &psb[..], &[0x02, 0x23]].concat()).expect("a file");
+    let check = said(&["check", "--json"], &file);
+    let summary = &check.last().expect("a summary")["summary"];
+    let told = one(&[&file], "SELECT bytes_before_first_psb FROM recordings");
+    assert_eq!(
+        (told.as_u64(), &told),
+        (Some(100), &summary["bytes_before_first_psb"])
+    );
 }
 
 /// What the file tells beside the trace.

@@ -240,14 +240,19 @@ fn jumps_of(session: &Session<'_>, stream: &Stream<'_>) -> Vec<(StreamOffset, Ti
     jumps
 }
 
-/// What is known of a stream before anything is decoded.
-fn begin(session: &Session<'_>, stream: &Stream<'_>) -> StreamCheck {
+/// How many bytes a stream has before its first PSB, where it is not known where packets begin. (Where there is no PSB at all, that is a gap, and this is 0.)
+#[must_use]
+pub fn bytes_before_first_psb(session: &Session<'_>, stream: &Stream<'_>) -> u64 {
     let head = match session.flow_config().format {
         TraceFormat::IntelPt => IntelPt::find_psb(stream.bytes()),
         TraceFormat::Rtit(_) => Rtit::find_psb(stream.bytes()),
     };
-    // Where there is no PSB at all, that is a gap.
-    let head = head.unwrap_or(0) as u64;
+    head.unwrap_or(0) as u64
+}
+
+/// What is known of a stream before anything is decoded.
+fn begin(session: &Session<'_>, stream: &Stream<'_>) -> StreamCheck {
+    let head = bytes_before_first_psb(session, stream);
     StreamCheck {
         bytes: stream.len() as u64,
         head,

@@ -38,7 +38,7 @@ pub use calls::{
     LocalCall, LocalSum, LocalVisitor, OpenCall, PartMark, PartVisitor, PieceMark, PiecePlaces,
     RanBlock, RanPath, SavedClock, StreamClock, StretchPlace, TracedPart, Unfit,
 };
-pub use check::{CheckOptions, StreamCheck, check};
+pub use check::{CheckOptions, StreamCheck, bytes_before_first_psb, check};
 pub use count::{Counts, Gaps, Times};
 pub use coverage::{
     CodeCounts, EdgeMap, FileCode, FileKey, FunctionCover, InsnCount, LineCount, SourceCover,

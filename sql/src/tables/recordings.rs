@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cofi_analysis::bytes_before_first_psb;
 use cofi_flow::TraceFormat;
 use cofi_session::{Recording as Said, StreamKey};
 
@@ -45,6 +46,10 @@ const RECORDINGS: &[Column] = &[
         "problems",
         "what is wrong with the file as a whole: how many sentences",
     ),
+    number(
+        "bytes_before_first_psb",
+        "bytes of packets that cannot be used, as it is not known where packets begin; no other table has them among what is lost",
+    ),
 ];
 
 impl Table for Recordings {
@@ -73,6 +78,9 @@ impl Table for Recordings {
             TraceFormat::IntelPt => "pt",
             TraceFormat::Rtit(_) => "rtit",
         };
+        let heads = streams
+            .iter()
+            .map(|stream| bytes_before_first_psb(session, stream));
         out.put(|row| {
             row.text(recording.name())
                 .text(packets)
@@ -89,7 +97,8 @@ impl Table for Recordings {
                 .flag(session.time_conversion().is_some())
                 .flag(said.map(|said| said.is_finished))
                 .number(said.map(Said::sentences).map(|said| said.count() as u64))
-                .number(session.diagnostics().len() as u64);
+                .number(session.diagnostics().len() as u64)
+                .number(heads.sum::<u64>());
         });
     }
 }
