@@ -56,6 +56,7 @@ const ROWS_IN_LITTLE_MEMORY: usize = 1024;
 #[derive(Clone)]
 pub struct Engine {
     context: SessionContext,
+    recordings: Arc<[Arc<Recording>]>,
 }
 
 impl Engine {
@@ -114,7 +115,16 @@ impl Engine {
         for function in scalar_functions() {
             context.register_udf(function);
         }
-        Ok(Self { context })
+        Ok(Self {
+            context,
+            recordings,
+        })
+    }
+
+    /// What the tables are of.
+    #[must_use]
+    pub fn recordings(&self) -> &[Arc<Recording>] {
+        &self.recordings
     }
 
     /// DataFusion's own view of it.

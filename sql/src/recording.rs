@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use cofi_analysis::{CheckOptions, StreamCheck, Summary, Tally};
@@ -86,6 +87,12 @@ pub struct OpenOptions {
     pub folders: Vec<PathBuf>,
 }
 
+/// How many gaps were counted.
+pub(crate) fn gaps(summary: &Summary) -> u64 {
+    let threads = summary.threads.iter();
+    threads.map(|thread| thread.gaps.count()).sum()
+}
+
 /// A recording.
 #[derive(Debug)]
 pub struct Recording {
@@ -102,6 +109,9 @@ pub struct Recording {
     kernel_names: Option<Arc<Kallsyms>>,
     kept: Option<kept::Kept>,
     parts: Vec<OnceLock<StreamParts>>,
+    /// Rows were made of a flow of which something is missing; since that was told, and ever.
+    gap_is_new: AtomicBool,
+    met_gap: AtomicBool,
 }
 
 /// The trace in a file that may hold more.
@@ -208,6 +218,8 @@ impl Recording {
             how: format!("{:?} {:?} {:?}", how.format, how.elf, how.raw),
             kernel_names: options.kernel_names,
             kept: None,
+            gap_is_new: AtomicBool::new(false),
+            met_gap: AtomicBool::new(false),
         })
     }
 
@@ -341,15 +353,37 @@ impl Recording {
         self.kept.as_ref()
     }
 
+    /// Rows are made of a flow in which there are so many gaps.
+    pub(crate) fn note_gaps(&self, gaps: u64) {
+        if gaps > 0 {
+            self.gap_is_new.store(true, Ordering::Relaxed);
+            self.met_gap.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether rows were made of a flow of which something is missing, since this was asked last. (What other machines have decoded is not known here.)
+    #[must_use]
+    pub fn take_gap(&self) -> bool {
+        self.gap_is_new.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether such rows were ever made.
+    #[must_use]
+    pub fn met_gap(&self) -> bool {
+        self.met_gap.load(Ordering::Relaxed)
+    }
+
     /// What `cofi report` counts: all is decoded when it is asked for first, by so many threads.
     pub fn summary(&self, threads: NonZeroUsize) -> &Summary {
-        self.summary.get_or_init(|| {
+        let summary = self.summary.get_or_init(|| {
             let session = self.session();
             let streams: Vec<_> = session.streams().iter().collect();
             let mut tally = Tally::new();
             tally.add_all(session, &streams, threads, &|_| {});
             tally.finish()
-        })
+        });
+        self.note_gaps(gaps(summary));
+        summary
     }
 
     /// What `cofi check` finds in each stream: all is decoded when it is asked for first, by so many threads.

@@ -46,6 +46,7 @@ fn tables_hold_what_the_commands_say() {
         check(file);
     }
     head(&recorded);
+    missing(&recorded);
     sideband(&recorded);
     several(&recorded);
     forms(&recorded);
@@ -252,6 +253,39 @@ fn check(file: &Path) {
         "SELECT sum(instructions) FROM seals WHERE is_verified",
     );
     assert!(sealed.as_u64() <= summary["instructions"].as_u64());
+}
+
+/// Where rows are made of a flow of which something is missing, that is said.
+fn missing(recorded: &Recorded) {
+    let [whole, damaged] = recorded.both();
+    let from = [
+        "calls",
+        "threads",
+        "functions",
+        "lines",
+        "slices",
+        "block_counts",
+        "seals",
+        "events",
+        "instructions()",
+        "blocks()",
+    ];
+    for table in from {
+        let statement = format!("SELECT count(*) FROM {table};");
+        for (file, code) in [(whole, 0), (damaged, 1)] {
+            let output = cofi_sql(&["sql"], &[file], &statement);
+            let said = String::from_utf8(output.stderr).expect("UTF-8");
+            assert_eq!(output.status.code(), Some(code), "{table}: {said}");
+            let sentence = format!("{}: parts of its flow are missing", file.display());
+            assert_eq!(said.contains(&sentence), code == 1, "{table}: {said}");
+        }
+    }
+    // This one says it itself, and these have nothing of the flow.
+    for table in ["gaps", "recordings", "packet_stats", "packets()"] {
+        let statement = format!("SELECT count(*) FROM {table};");
+        let output = cofi_sql(&["sql"], &[damaged], &statement);
+        assert_eq!(output.status.code(), Some(0), "{table}");
+    }
 }
 
 /// What stands before the first PSB.

@@ -121,6 +121,8 @@ struct Context<'s> {
     seals: SealCheck<'s>,
     /// What comes behind a seal that does not match.
     behind: Option<Item>,
+    /// How many errors and overflows were returned.
+    gaps: u64,
     /// Where the range ends that is decoded.
     end: StreamOffset,
 }
@@ -147,20 +149,30 @@ impl<'s> Context<'s> {
             Some(_) => {}
             None => self.seals.finish(self.end),
         }
-        match self.seals.take_broken() {
+        let item = match self.seals.take_broken() {
             // A seal comes before what was found behind it.
             Some(error) => {
                 self.behind = item;
                 Some(Item::Error(error))
             }
             None => item,
+        };
+        self.counted(item)
+    }
+
+    /// What is returned, when it was counted.
+    fn counted(&mut self, item: Option<Item>) -> Option<Item> {
+        if let Some(Item::Error(_) | Item::Event(Event::Overflow { .. })) = &item {
+            self.gaps += 1;
         }
+        item
     }
 
     /// What comes behind a seal that did not match: another one, or the item before which it was told.
     fn take_behind(&mut self) -> Option<Item> {
         let broken = self.seals.take_broken().map(Item::Error);
-        broken.or_else(|| self.behind.take())
+        let item = broken.or_else(|| self.behind.take());
+        self.counted(item)
     }
 
     /// Notes what an event tells of the address space that the processor is in.
@@ -217,6 +229,7 @@ impl<'s> ThreadFlow<'s> {
                 next: None,
                 seals: SealCheck::new(&stream.seals),
                 behind: None,
+                gaps: 0,
                 end: StreamOffset(stream.pieces.len() as u64),
             },
             time,
@@ -348,6 +361,12 @@ impl<'s> ThreadFlow<'s> {
         self.context.seals.count()
     }
 
+    /// How many errors and overflows it has returned: places where something is missing, or does not fit.
+    #[must_use]
+    pub fn gaps(&self) -> u64 {
+        self.context.gaps
+    }
+
     /// The next item while a guest runs whose code is not known. That is said once; what follows from it is not.
     fn next_of_guest(&mut self) -> Option<Item> {
         while self.in_guest {
@@ -359,14 +378,14 @@ impl<'s> ThreadFlow<'s> {
                         continue;
                     }
                     error.kind = FlowErrorKind::GuestCode;
-                    return Some(Item::Error(error));
+                    return self.context.counted(Some(Item::Error(error)));
                 }
                 Some(item) => item,
             };
             if let Item::Event(event) = &item {
                 self.context.note(event);
             }
-            return Some(item);
+            return self.context.counted(Some(item));
         }
         None
     }

@@ -178,8 +178,21 @@ pub async fn answer(args: &StatementArgs, engine: &Engine) -> Result<()> {
     for statement in statements {
         let rows = engine.rows(statement).await?;
         write(rows, form, out.writer()).await?;
+        tell_gaps(engine.recordings());
     }
     out.finish()
+}
+
+/// Says of which recordings a part of the flow is missing from which rows were made just now.
+fn tell_gaps(recordings: &[Arc<Recording>]) {
+    for recording in recordings {
+        if recording.take_gap() {
+            let name = recording.name();
+            tell(&format!(
+                "{name}: parts of its flow are missing: see the table gaps"
+            ));
+        }
+    }
 }
 
 /// The recordings that statements are about.
@@ -264,9 +277,10 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Says what is wrong with recordings as files, and with code that was asked for; the status for that.
+/// Says what is wrong with recordings as files, with code that was asked for, and of gaps that were not said yet; the status for all of that.
 #[must_use]
 pub fn report(recordings: &[Arc<Recording>]) -> u8 {
+    tell_gaps(recordings);
     let mut status = status::WELL;
     for recording in recordings {
         let session = recording.session();
@@ -274,6 +288,9 @@ pub fn report(recordings: &[Arc<Recording>]) -> u8 {
         let problems = session.code_problems().map(ToString::to_string);
         for sentence in diagnostics.chain(problems) {
             tell(&format!("{}: {sentence}", recording.name()));
+            status = status::WITH_ERRORS;
+        }
+        if recording.met_gap() {
             status = status::WITH_ERRORS;
         }
     }

@@ -121,6 +121,8 @@ pub(super) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send
                     out.flush()?;
                     writeln!(std::io::stderr(), "cofi: {told}")?;
                 }
+                out.flush()?;
+                super::tell_gaps(engine.recordings());
             }
         }
         out.flush()?;

@@ -228,10 +228,12 @@ fn decode(
             maker.task = flow.task();
         }
         if maker.out.is_closed() || maker.window.is_over() {
+            unit.recording.note_gaps(flow.gaps());
             return Decoded::All;
         }
     }
     maker.close();
+    unit.recording.note_gaps(flow.gaps());
     Decoded::All
 }
 

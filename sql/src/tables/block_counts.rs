@@ -102,6 +102,7 @@ impl Table for BlockCounts {
             }
         }
         sums.close(tid);
+        unit.recording.note_gaps(flow.gaps());
         let key = stream.key();
         // In the order of addresses: what is alike is together, and a Parquet file takes half as much.
         let mut blocks: Vec<_> = sums.blocks.iter().collect();

@@ -161,6 +161,7 @@ impl Table for Calls {
             out,
         };
         while !puts.out.is_closed() && tracer.follow(&mut flow, &mut puts) {}
+        unit.recording.note_gaps(flow.gaps());
         tracer.finish(&mut puts);
     }
 }
@@ -202,6 +203,7 @@ fn fill_picked(
             puts.is_wanted = pick.rows.contains(&range.start);
             let mut flow = session.decode_within(stream, range.clone());
             while !puts.out.is_closed() && tracer.follow(&mut flow, &mut puts) {}
+            unit.recording.note_gaps(flow.gaps());
             if range.end.0 == u64::MAX {
                 tracer.finish(&mut puts);
             }

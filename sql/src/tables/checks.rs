@@ -192,6 +192,7 @@ impl Table for Seals {
                 break;
             }
         }
+        unit.recording.note_gaps(flow.gaps());
         for number in verdicts.count..stream.seals().len() {
             put_seal(unit, stream, number, None, out);
         }

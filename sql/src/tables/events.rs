@@ -73,6 +73,8 @@ impl Table for Events {
             while let Some(signal) = signals.before(told.offset) {
                 put_signal(unit, signal, out);
             }
+            let is_gap = matches!(told.what, Err(_) | Ok(Event::Overflow { .. }));
+            unit.recording.note_gaps(is_gap.into());
             put(unit, &told, out);
             if out.is_closed() {
                 return;

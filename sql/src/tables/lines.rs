@@ -7,7 +7,7 @@ use cofi_analysis::{InsnCount, SourceCover, Tally};
 use super::RECORDING;
 use crate::columns::{Column, number, text};
 use crate::limits::Limits;
-use crate::recording::Recording;
+use crate::recording::{Recording, gaps};
 use crate::table::{Outlet, Table, Unit, Units};
 
 /// A row for each line that has code.
@@ -60,7 +60,9 @@ impl Table for Lines {
         let streams: Vec<_> = session.streams().iter().collect();
         let mut tally = Tally::new().with_code();
         tally.add_all(session, &streams, out.threads, &|_| {});
-        for code in tally.take_code().into_files() {
+        let code = tally.take_code();
+        unit.recording.note_gaps(gaps(&tally.finish()));
+        for code in code.into_files() {
             if out.is_closed() {
                 return;
             }

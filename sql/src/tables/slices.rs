@@ -81,6 +81,7 @@ impl Table for Slices {
                 break;
             }
         }
+        unit.recording.note_gaps(flow.gaps());
         let key = stream.key();
         for (number, count) in counts.into_iter().enumerate() {
             let begin = parts.start(number);
