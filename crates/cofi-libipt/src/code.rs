@@ -97,8 +97,7 @@ pub(crate) struct Entry {
     pub(crate) insn: CInsn,
     target: u64,
     /// The entries of the next and of the target, if they are there.
-    next: u32,
-    taken: u32,
+    edges: [u32; 2],
     /// The block that begins here, if it was put together.
     pub(crate) block: u32,
     pub(crate) flow: Flow,
@@ -168,6 +167,12 @@ impl Code {
         {
             return Some(near);
         }
+        self.find_far(ip, mode, slot)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_far(&mut self, ip: u64, mode: u32, slot: usize) -> Option<u32> {
         let found = *self.by_ip.get(&(ip, mode))?;
         if self.near.is_empty() {
             self.near.resize(NEAR, 0);
@@ -197,9 +202,9 @@ impl Code {
                 && entry.binds == Binds::Nothing
                 && entry.insn.flags == 0
                 && entry.insn.isid == behind.insn.isid;
-            if !goes_on || entry.next != at as u32 + 1 {
+            if !goes_on || entry.edges[0] != at as u32 + 1 {
                 // (Where the next is not known yet, it may become longer.)
-                break !goes_on || entry.next != NONE;
+                break !goes_on || entry.edges[0] != NONE;
             }
             at += 1;
             if at - first == LONGEST_RUN {
@@ -273,8 +278,7 @@ impl Entry {
                 ..CInsn::default()
             },
             target: insn.target.map_or(0, |target| target.0),
-            next: NONE,
-            taken: NONE,
+            edges: [NONE; 2],
             flow,
             binds,
             block: NONE,
@@ -291,7 +295,7 @@ impl Entry {
     /// The entries of the next and of the target, if they are there.
     #[inline(always)]
     pub(crate) fn edges(&self) -> [u32; 2] {
-        [self.next, self.taken]
+        self.edges
     }
 
     /// Where control can go behind it.
@@ -299,8 +303,8 @@ impl Entry {
     pub(crate) fn step(&self) -> Step {
         Step {
             flow: self.flow,
-            next: self.next,
-            taken: self.taken,
+            next: self.edges[0],
+            taken: self.edges[1],
             next_ip: self.next_ip(),
             target: self.target,
         }
@@ -319,7 +323,7 @@ impl Entry {
 
     /// Forgets the entries behind it, for an image that has others.
     pub(crate) fn forget_edges(&mut self) {
-        (self.next, self.taken) = (NONE, NONE);
+        self.edges = [NONE; 2];
     }
 
     pub(crate) fn is_call(&self) -> bool {
@@ -448,7 +452,8 @@ impl Image {
             cursor.entry = NONE;
             return;
         };
-        let known = if taken { entry.taken } else { entry.next };
+        let edge = usize::from(taken);
+        let known = entry.edges[edge];
         if known != NONE {
             cursor.entry = known;
             return;
@@ -459,11 +464,7 @@ impl Image {
         if cursor.epoch != self.code.epoch {
             cursor.epoch = self.code.epoch;
         } else if let (Some(entry), Some(found)) = (self.code.get_mut(from), found) {
-            *(if taken {
-                &mut entry.taken
-            } else {
-                &mut entry.next
-            }) = found;
+            entry.edges[edge] = found;
         }
     }
 

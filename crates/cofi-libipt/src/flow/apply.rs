@@ -46,7 +46,7 @@ impl Walker {
                 self.changed_space();
             }
             ptev::OVERFLOW => {
-                self.speculative = false;
+                self.speculate(false);
                 self.held = None;
                 self.disabled_at = None;
                 match event.ip() {
@@ -72,7 +72,7 @@ impl Walker {
                     event.flags &= !flag::IP_SUPPRESSED;
                 }
             }
-            ptev::TSX => self.speculative = event.variant[1] & 1 != 0,
+            ptev::TSX => self.speculate(event.variant[1] & 1 != 0),
             _ => {}
         }
         Ok(())

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use super::{Status, Walker};
 use crate::block::CBlock;
+use crate::boundary::returned;
 use crate::code::{Flow, NONE};
 use crate::config::Errata;
 use crate::error::Error;
@@ -36,9 +37,14 @@ impl Walker {
         Some(0)
     }
 
-    /// The next block, whose number of instructions is 0 if there is none; and the flags behind it.
+    /// The next block, whose number of instructions is 0 if there is none; and the flags behind it, or an error.
+    #[inline(never)]
+    pub(crate) extern "C" fn next_block(&mut self, out: &mut CBlock) -> c_int {
+        returned(|| self.next_block_or_error(out))
+    }
+
     #[inline(always)]
-    pub(crate) fn next_block(&mut self, out: &mut CBlock) -> Status {
+    fn next_block_or_error(&mut self, out: &mut CBlock) -> Status {
         let (image, cursor, _) = self.parts();
         if image.code.epoch == cursor.epoch
             && let Some(status) = self.whole_block(self.block, out)

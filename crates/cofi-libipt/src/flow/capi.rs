@@ -264,17 +264,11 @@ macro_rules! decoder {
             let next = unsafe { &mut *next };
             match decoder.0.$at_hand(next) {
                 Some(status) => status,
-                None => decoder.wholly(next),
+                None => decoder.0.$take(next),
             }
         }
 
         impl $Decoder {
-            /// As the function above, for what is not at hand.
-            #[inline(never)]
-            fn wholly(&mut self, next: &mut $Next) -> c_int {
-                returned(|| self.0.$take(next))
-            }
-
             /// As the function above, for who has another structure, apart from what most callers need.
             ///
             /// # Safety
@@ -283,7 +277,7 @@ macro_rules! decoder {
             #[inline(never)]
             unsafe fn partly(&mut self, next: *mut $Next, size: usize) -> c_int {
                 let mut found = $Next::default();
-                let status = returned(|| self.0.$take(&mut found));
+                let status = self.0.$take(&mut found);
                 // SAFETY: as the caller says.
                 unsafe { put_sized(next, size, &found) };
                 status

@@ -3,65 +3,121 @@
 use std::ffi::c_int;
 
 use super::{Status, Walker};
-use crate::code::{CInsn, Flow};
+use crate::boundary::returned;
+use crate::code::{CInsn, Entry, Flow};
 use crate::event::ptev;
+use crate::image::Image;
 
 impl Walker {
     /// The next instruction and the flags behind it, if it is at hand.
     #[inline(always)]
     pub(crate) fn insn_at_hand(&mut self, out: &mut CInsn) -> Option<c_int> {
-        let left = self.left.checked_sub(1)?;
+        let run_end = self.run_end;
         let (image, cursor, _) = self.parts();
+        if cursor.entry >= run_end {
+            return None;
+        }
         let [entry, next] = image.known_pair(cursor)?;
         *out = entry.insn;
         (cursor.ip, cursor.entry) = (next.insn.ip, cursor.entry + 1);
-        self.left = left;
         Some(self.at_hand)
     }
 
-    /// As [`Self::insn_at_hand`], where a run ends with a branch whose outcome is in hand, or that needs none, and it is known what stands behind it.
-    #[inline(always)]
-    fn insn_at_edge(&mut self, out: &mut CInsn) -> Option<c_int> {
-        if self.calm < 0 || self.speculative || self.ticks.are_wanted() {
-            return None;
-        }
+    /// The next instruction, if there is one; and the flags behind it, or an error. This is most often a conditional branch, with which a run ends, whose
+    /// outcome is in hand, and it is known what stands behind it. (In C's way each of these functions leads to the next one without a frame.)
+    #[inline(never)]
+    pub(crate) extern "C" fn next_insn(&mut self, out: &mut CInsn) -> c_int {
         // SAFETY: as in `parts`, from which it differs in that questions are asked meanwhile.
         let image = unsafe { &*self.image };
-        let entry = image.known(&self.cursor)?;
-        let (flow, edges) = (entry.flow, entry.edges());
-        if flow == Flow::Conditional && self.query.wants_tnt() {
-            self.query.take_tnt_of_two();
-        }
-        let index = match flow {
-            Flow::Next => edges[0],
-            Flow::Direct => edges[1],
-            Flow::Conditional => edges[usize::from(self.query.result_in_hand()?)],
-            _ => return None,
+        let Some(branch) = self.linked(image) else {
+            return self.next_insn_beyond(out);
         };
-        let next = image.code.get(index)?;
-        let left = next.known_run()?;
-        *out = entry.insn;
-        (self.cursor.ip, self.cursor.entry) = (next.insn.ip, index);
-        self.left = left;
-        if flow == Flow::Conditional {
-            self.query.take_result_in_hand();
-            (self.calm, self.at_hand) = (0, 0);
+        if branch.flow != Flow::Conditional {
+            return self.next_insn_without_result(out);
         }
-        Some(self.calm)
+        let Some(result) = self.query.result_in_hand() else {
+            return self.next_insn_by_tnt(out);
+        };
+        match self.go_along(image, branch, result, out) {
+            true => self.behind_result_in_hand(),
+            false => self.next_insn_beyond(out),
+        }
     }
 
-    /// The next instruction, if there is one; and the flags behind it.
-    #[inline(always)]
-    pub(crate) fn next_insn(&mut self, out: &mut CInsn) -> Status {
-        if let Some(status) = self.insn_at_edge(out) {
-            return Ok(status);
+    /// As [`Self::next_insn`], where that is a conditional branch whose outcome is not in hand.
+    #[inline(never)]
+    extern "C" fn next_insn_by_tnt(&mut self, out: &mut CInsn) -> c_int {
+        // SAFETY: as in `next_insn`.
+        let image = unsafe { &*self.image };
+        if self.query.wants_tnt()
+            && self.query.take_tnt_of_two()
+            && let Some(result) = self.query.result_in_hand()
+            && let Some(branch) = self.linked(image)
+            && self.go_along(image, branch, result, out)
+        {
+            return self.behind_result_in_hand();
         }
         self.next_insn_beyond(out)
     }
 
+    /// As [`Self::next_insn`], where that is no conditional branch: most of them need no packet.
+    #[inline(never)]
+    extern "C" fn next_insn_without_result(&mut self, out: &mut CInsn) -> c_int {
+        // SAFETY: as in `next_insn`.
+        let image = unsafe { &*self.image };
+        if let Some(entry) = self.linked(image)
+            && let Flow::Next | Flow::Direct | Flow::DirectCall = entry.flow
+            && self.go_along(image, entry, entry.flow != Flow::Next, out)
+        {
+            if entry.flow == Flow::DirectCall {
+                self.push_return(&entry.step());
+            }
+            return self.calm;
+        }
+        self.next_insn_beyond(out)
+    }
+
+    /// The entry where control is, if that is known, no event is known to come, and it is what is told of the instruction.
+    #[inline(always)]
+    fn linked<'a>(&self, image: &'a Image) -> Option<&'a Entry> {
+        match self.calm >= 0 && self.is_plain {
+            true => image.known(&self.cursor),
+            false => None,
+        }
+    }
+
+    /// Goes from an entry to its target or to the next, and gives its instruction; `false` if it is not known what stands there.
+    #[inline(always)]
+    fn go_along(&mut self, image: &Image, from: &Entry, taken: bool, out: &mut CInsn) -> bool {
+        let index = from.edges()[usize::from(taken)];
+        let Some(to) = image.code.get(index) else {
+            return false;
+        };
+        let Some(run) = to.known_run() else {
+            return false;
+        };
+        *out = from.insn;
+        (self.cursor.ip, self.cursor.entry) = (to.insn.ip, index);
+        self.run_end = index + run;
+        true
+    }
+
+    /// The flags behind a result that was in hand: another one is, too.
+    #[inline(always)]
+    fn behind_result_in_hand(&mut self) -> c_int {
+        self.query.take_result_in_hand();
+        (self.calm, self.at_hand) = (0, 0);
+        0
+    }
+
     /// As [`Self::next_insn`], apart from what most branches need.
     #[inline(never)]
-    fn next_insn_beyond(&mut self, out: &mut CInsn) -> Status {
+    extern "C" fn next_insn_beyond(&mut self, out: &mut CInsn) -> c_int {
+        returned(|| self.next_insn_or_error(out))
+    }
+
+    #[inline(always)]
+    fn next_insn_or_error(&mut self, out: &mut CInsn) -> Status {
         if self.calm >= 0 {
             let speculative = u32::from(self.speculative);
             let (image, cursor, _) = self.parts();
@@ -92,9 +148,10 @@ impl Walker {
     #[inline]
     pub(super) fn find_run(&mut self) {
         self.at_hand = self.calm;
-        self.left = match self.speculative {
+        let run = self.run();
+        self.run_end = match self.speculative {
             true => 0,
-            false => self.run(),
+            false => self.cursor.entry.saturating_add(run),
         };
     }
 
@@ -105,12 +162,13 @@ impl Walker {
         }
         let run = self.run();
         self.at_hand = 0;
-        self.left = match kind {
+        let steps = match kind {
             // (It binds to none of them.)
             ptev::DISABLED => run,
             ptev::ASYNC_DISABLED | ptev::ASYNC_BRANCH => self.steps_before(place, run),
             _ => 0,
         };
+        self.run_end = self.cursor.entry.saturating_add(steps);
     }
 
     /// How many entries are run through from here on.

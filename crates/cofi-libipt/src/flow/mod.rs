@@ -32,6 +32,8 @@ pub struct Walker {
     /// Whether tracing is on.
     enabled: bool,
     speculative: bool,
+    /// Neither is it speculative, nor are ticks wanted: what an instruction is told to be is what its entry holds.
+    is_plain: bool,
     asid: Asid,
     ret_stack: RetStack,
     /// The next event, which was taken from the stream, and whether it is to be reported now.
@@ -43,9 +45,9 @@ pub struct Walker {
     bound: u32,
     /// The flags behind any instruction that needs no packet, as long as tracing is on and no event is known to come; negative else.
     calm: c_int,
-    /// So many instructions follow each other from where control is, each leading to the entry that is kept behind it and to no event, with the flags
-    /// `at_hand` behind each.
-    left: u32,
+    /// Instructions follow each other from where control is up to this entry, each leading to the one that is kept behind it and to no event, with the flags
+    /// `at_hand` behind each; 0 if there are none.
+    run_end: u32,
     at_hand: c_int,
     /// The block that begins where control is, if it is known, nothing is known to come before it, and no ticks are wanted.
     block: u32,
@@ -82,6 +84,7 @@ impl Walker {
             },
             enabled: false,
             speculative: false,
+            is_plain: !ticks.are_wanted(),
             asid: Asid::ANY,
             ret_stack: RetStack::default(),
             event: None,
@@ -89,7 +92,7 @@ impl Walker {
             held: None,
             bound: 0,
             calm: -1,
-            left: 0,
+            run_end: 0,
             at_hand: 0,
             block: NONE,
             disabled_at: None,
@@ -115,7 +118,7 @@ impl Walker {
             true => self.own_image,
             false => image,
         };
-        (self.left, self.block) = (0, NONE);
+        (self.run_end, self.block) = (0, NONE);
         self.cursor.entry = NONE;
         // (Behind an instruction to which events bind, control goes on in the new image, where the numbers of entries mean something else.)
         if let Some(entry) = &mut self.held {
@@ -138,13 +141,19 @@ impl Walker {
     /// Nothing is known any more of what comes.
     #[inline(always)]
     fn stir(&mut self) {
-        (self.calm, self.left, self.block) = (-1, 0, NONE);
+        (self.calm, self.run_end, self.block) = (-1, 0, NONE);
+    }
+
+    /// What runs from here on is speculative, or not.
+    fn speculate(&mut self, speculative: bool) {
+        self.speculative = speculative;
+        self.is_plain = !speculative && !self.ticks.are_wanted();
     }
 
     /// Begins where the query decoder has been put.
     pub(crate) fn begin(&mut self, to: impl FnOnce(&mut Query) -> Result<Answer, Error>) -> Status {
         self.enabled = false;
-        self.speculative = false;
+        self.speculate(false);
         self.ret_stack = RetStack::default();
         self.event = None;
         self.due = false;
@@ -217,9 +226,7 @@ impl Walker {
             Flow::Next => false,
             Flow::Direct => true,
             Flow::DirectCall => {
-                if step.target != step.next_ip {
-                    self.ret_stack.push(step.next_ip);
-                }
+                self.push_return(step);
                 true
             }
             Flow::Conditional => {
@@ -255,6 +262,14 @@ impl Walker {
             (cursor.ip, cursor.entry) = (to, known);
         }
         Ok(())
+    }
+
+    /// What a direct call leaves behind, unless it only asks where it is.
+    #[inline]
+    fn push_return(&mut self, call: &Step) {
+        if call.target != call.next_ip {
+            self.ret_stack.push(call.next_ip);
+        }
     }
 
     fn indirect(&mut self, step: &Step) -> Result<(), Error> {
@@ -360,7 +375,7 @@ impl Walker {
     #[inline]
     fn leave_by_tip(&mut self, flow: Flow) -> Status {
         self.stir();
-        let (to, behind) = self.query.indirect_branch()?;
+        let (to, behind) = self.query.take_tip();
         behind?;
         self.go(to.ok_or(Error::IpSuppressed)?);
         self.behind_branch(flow)
@@ -409,9 +424,7 @@ impl Walker {
         let step = entry.step();
         match step.flow {
             Flow::DirectCall if self.calm >= 0 && self.arrive(step.taken) => {
-                if step.target != step.next_ip {
-                    self.ret_stack.push(step.next_ip);
-                }
+                self.push_return(&step);
                 return Ok(self.calm);
             }
             Flow::Indirect | Flow::IndirectCall
@@ -439,7 +452,7 @@ impl Walker {
         if self.links_blocks {
             self.block = block;
         } else if !self.by_blocks && !self.speculative {
-            self.left = self.parts().0.code.run(index).into();
+            self.run_end = index + u32::from(self.parts().0.code.run(index));
         }
         true
     }

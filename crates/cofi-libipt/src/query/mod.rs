@@ -211,8 +211,32 @@ impl Query {
         }
     }
 
-    /// Reads ahead to the next packet that matters.
+    /// Reads ahead to the next packet that matters: most often a TNT, or a TIP of some kind, behind padding.
+    #[inline]
     pub(crate) fn read_ahead(&mut self) -> Result<(), Error> {
+        let mut at = self.at();
+        let mut rest = self.config.bytes().get(at..).unwrap_or_default();
+        if rest.first() == Some(&0) {
+            at += pads(rest);
+            self.go(at);
+            rest = self.config.bytes().get(at..).unwrap_or_default();
+        }
+        if rest.first().is_some_and(|first| is_short_tnt(*first)) {
+            self.next = Next::Tnt;
+            return Ok(());
+        }
+        if let Some(packet) = read_short(rest)
+            && let Some(next) = next_of_tip(packet.kind)
+        {
+            (self.packet, self.next) = (packet, next);
+            return Ok(());
+        }
+        self.read_further()
+    }
+
+    /// As [`Self::read_ahead`], over whatever stands there.
+    #[inline(never)]
+    fn read_further(&mut self) -> Result<(), Error> {
         loop {
             let at = self.at();
             let rest = self.config.bytes().get(at..).unwrap_or_default();
@@ -483,10 +507,26 @@ impl Query {
         if !self.at_tip.is_empty() {
             return Err(Error::BadQuery);
         }
+        Ok(self.take_tip())
+    }
+
+    /// What the TIP tells at which the decoder stands, and which belongs to no event.
+    #[inline(always)]
+    pub(crate) fn take_tip(&mut self) -> Answer {
         self.asked_at = self.clock.moment();
         let to = self.last_ip.told(&self.packet);
         self.go(self.at() + self.packet.len());
-        Ok((to, self.read_ahead()))
+        (to, self.read_ahead())
+    }
+}
+
+/// What the decoder stands at where a TIP of this kind is, whatever came before it; none if it is another packet.
+#[inline(always)]
+fn next_of_tip(kind: Kind) -> Option<Next> {
+    match kind {
+        Kind::Tip => Some(Next::Tip),
+        Kind::TipPge | Kind::TipPgd => Some(Next::Event),
+        _ => None,
     }
 }
 
