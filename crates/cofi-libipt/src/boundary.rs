@@ -64,11 +64,22 @@ pub(crate) unsafe fn put_sized<T: Copy>(pointer: *mut T, size: usize, value: &T)
         // SAFETY: there is room for all of it.
         unsafe { pointer.write(*value) }
     } else {
-        let len = size.min(size_of::<T>());
-        // SAFETY: so many bytes are there and have room.
-        unsafe {
-            std::ptr::copy_nonoverlapping((&raw const *value).cast::<u8>(), pointer.cast(), len);
-        }
+        // SAFETY: as the caller says.
+        unsafe { put_part(pointer, size, value) }
+    }
+}
+
+/// As [`put_sized`], for who has another structure.
+///
+/// # Safety
+/// There is room for `size` bytes.
+#[cold]
+#[inline(never)]
+unsafe fn put_part<T: Copy>(pointer: *mut T, size: usize, value: &T) {
+    let len = size.min(size_of::<T>());
+    // SAFETY: so many bytes are there and have room.
+    unsafe {
+        std::ptr::copy_nonoverlapping((&raw const *value).cast::<u8>(), pointer.cast(), len);
     }
 }
 

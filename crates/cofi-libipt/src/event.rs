@@ -86,13 +86,18 @@ impl Event {
 
     /// Gives it its address; or says that there is none.
     pub(crate) fn at(mut self, ip: Option<u64>) -> Self {
+        self.set_ip(ip);
+        self
+    }
+
+    /// As [`Self::at`], where it stands.
+    pub(crate) fn set_ip(&mut self, ip: Option<u64>) {
         if let Some(word) = self.ip_word() {
             match ip {
                 Some(ip) => self.variant[word] = ip,
                 None => self.flags |= flag::IP_SUPPRESSED,
             }
         }
-        self
     }
 
     /// The address at which it takes effect; none if there is none, or it was suppressed.

@@ -24,10 +24,11 @@ impl Walker {
                     return Err(Error::BadContext);
                 }
                 self.enabled = false;
-                self.disabled_at = match self.held.take() {
-                    Some(entry) => self.returns_to(&entry, suppressed),
+                self.disabled_at = match &self.held {
+                    Some(entry) => self.returns_to(entry, suppressed),
                     None => event.ip(),
                 };
+                self.held = None;
             }
             ptev::ASYNC_DISABLED => {
                 self.enabled = false;

@@ -20,10 +20,13 @@ impl Walker {
             return None;
         }
         let block = image.code.blocks.get(self.block as usize)?;
-        if self.query.wants_tnt() && block.flow == Flow::Conditional {
-            self.query.take_tnt_of_two();
-        }
-        let result = self.query.result_in_hand()?;
+        let result = match self.query.result_in_hand() {
+            Some(result) => result,
+            None if block.flow == Flow::Conditional && self.query.take_tnt_of_two() => {
+                self.query.result_in_hand()?
+            }
+            None => return None,
+        };
         let number = block.links[usize::from(result)];
         let next = image.code.blocks.get(number as usize)?;
         *out = block.block;

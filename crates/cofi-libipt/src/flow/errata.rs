@@ -16,10 +16,17 @@ impl Walker {
 
     /// SKD022: whether the next event, which is due, is the end of tracing by the VM entry at which it is due. Its FUP should not be there: the VM entry has
     /// executed, and the event becomes one that binds to it.
+    #[inline(always)]
     pub(super) fn is_of_vm_entry(&mut self) -> bool {
-        let may_be = self.has(Errata::SKD022)
-            && matches!(&self.event, Some(event) if event.kind == ptev::ASYNC_DISABLED);
-        let Some(event) = self.event.filter(|_| may_be) else {
+        self.has(Errata::SKD022) && self.becomes_that_of_vm_entry()
+    }
+
+    #[cold]
+    fn becomes_that_of_vm_entry(&mut self) -> bool {
+        let Some(event) = self
+            .event
+            .filter(|event| event.kind == ptev::ASYNC_DISABLED)
+        else {
             return false;
         };
         let (image, cursor, asid) = self.parts();

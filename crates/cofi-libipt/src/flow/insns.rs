@@ -24,7 +24,8 @@ impl Walker {
     }
 
     /// The next instruction, if there is one; and the flags behind it, or an error. This is most often a conditional branch, with which a run ends, whose
-    /// outcome is in hand, and it is known what stands behind it. (In C's way each of these functions leads to the next one without a frame.)
+    /// outcome is in hand, and it is known what stands behind it. (As functions of C, which do not unwind, these are left by a jump to the next
+    /// one: none needs a frame. Where a panic could come from, [`Self::next_insn_beyond`] ends it.)
     #[inline(never)]
     pub(crate) extern "C" fn next_insn(&mut self, out: &mut CInsn) -> c_int {
         // SAFETY: as in `parts`, from which it differs in that questions are asked meanwhile.
@@ -49,8 +50,7 @@ impl Walker {
     extern "C" fn next_insn_by_tnt(&mut self, out: &mut CInsn) -> c_int {
         // SAFETY: as in `next_insn`.
         let image = unsafe { &*self.image };
-        if self.query.wants_tnt()
-            && self.query.take_tnt_of_two()
+        if self.query.take_tnt_of_two()
             && let Some(result) = self.query.result_in_hand()
             && let Some(branch) = self.linked(image)
             && self.go_along(image, branch, result, out)

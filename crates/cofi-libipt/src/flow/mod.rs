@@ -166,8 +166,7 @@ impl Walker {
         self.go(ip.unwrap_or(0));
         self.enabled = ip.is_some();
         behind?;
-        self.look_for_event()?;
-        Ok(self.settle())
+        self.settle()
     }
 
     /// Control is at an address.
@@ -199,22 +198,24 @@ impl Walker {
     }
 
     /// Takes the next event from the stream, if one is known to come and was not taken yet.
-    #[inline]
+    #[inline(always)]
     fn fetch_event(&mut self) -> Result<(), Error> {
         if self.event.is_none() && self.query.event_pending() {
-            let (event, behind) = self.query.event()?;
-            behind?;
-            self.ticks.note(&event);
-            self.event = Some(event);
+            self.take_event()?;
         }
         Ok(())
     }
 
-    /// Sees whether the next event is due where control is.
-    fn look_for_event(&mut self) -> Result<(), Error> {
-        self.fetch_event()?;
-        if let Some(event) = &self.event {
-            self.due = self.is_due(event) && !self.is_of_vm_entry();
+    #[inline(never)]
+    fn take_event(&mut self) -> Result<(), Error> {
+        // (It is written where it stays.)
+        let event = self.event.insert(Event::default());
+        match self.query.event(event).and_then(|behind| behind) {
+            Ok(()) => self.ticks.note(event),
+            Err(error) => {
+                self.event = None;
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -280,24 +281,22 @@ impl Walker {
         Ok(())
     }
 
-    /// The flags of where it is, when it was seen whether an event is due there; and what is known of the instructions that come.
-    #[inline]
-    fn settle(&mut self) -> c_int {
-        let status = self.status();
-        if self.enabled && !self.due {
-            match &self.event {
-                None => {
-                    self.calm = status;
-                    self.find_at_hand();
-                }
-                Some(event) if !self.by_blocks => {
-                    let (kind, place) = (event.kind, event.variant[0]);
-                    self.find_run_before(kind, place);
-                }
-                Some(_) => {}
+    /// Sees whether the next event is due where control is; and the flags there, with what is known of the instructions that come.
+    #[inline(never)]
+    fn settle(&mut self) -> Status {
+        self.fetch_event()?;
+        if let Some(event) = &self.event {
+            let (kind, place) = (event.kind, event.variant[0]);
+            self.due = self.is_due(event) && !self.is_of_vm_entry();
+            if self.enabled && !self.due && !self.by_blocks {
+                self.find_run_before(kind, place);
             }
+        } else if self.enabled {
+            self.calm = self.query.status() & status::END;
+            self.find_at_hand();
+            return Ok(self.calm);
         }
-        status
+        Ok(self.status())
     }
 
     /// What comes behind an instruction when no event was known to come: the next address, events there.
@@ -323,8 +322,7 @@ impl Walker {
     fn before_event(&mut self, flow: Flow) -> Status {
         self.fetch_event()?;
         self.mend_abort(flow);
-        self.look_for_event()?;
-        Ok(self.settle())
+        self.settle()
     }
 
     /// Goes behind the known instruction where control is, no event being known to come: most steps need little of what `behind_step` does.
@@ -361,12 +359,12 @@ impl Walker {
     /// As `leave`, behind a return.
     #[inline(never)]
     fn leave_by_return(&mut self) -> Status {
+        if self.query.stands_at_tip() {
+            return self.leave_by_tip(Flow::Return);
+        }
         self.read_results()?;
         if self.query.result_in_hand() == Some(true) && self.return_in_hand() {
             return Ok(self.calm);
-        }
-        if self.query.stands_at_tip() {
-            return self.leave_by_tip(Flow::Return);
         }
         self.leave_slowly()
     }
@@ -483,19 +481,27 @@ impl Walker {
     /// Gives the event that is due; and the flags behind it.
     #[inline]
     pub(crate) fn event(&mut self, give: impl FnOnce(&Event)) -> Status {
-        let Some(mut event) = self.event.filter(|_| self.due) else {
+        let Some(mut event) = self.event else {
             return Err(Error::BadQuery);
         };
+        if !self.due {
+            return Err(Error::BadQuery);
+        }
         self.stir();
         self.apply(&mut event)?;
         self.due = false;
         self.event = None;
         self.bound |= 1 << event.kind;
         give(&event);
-        self.behind_event()
+        match self.held {
+            Some(_) => self.behind_bound_event(),
+            None => self.settle(),
+        }
     }
 
-    fn behind_event(&mut self) -> Status {
+    /// What comes behind an event that bound to an instruction: others, or control goes on.
+    #[inline(never)]
+    fn behind_bound_event(&mut self) -> Status {
         if let Some(entry) = self.held {
             if self.event_ahead() && self.binds_another(&entry)? {
                 return Ok(self.status());
@@ -506,8 +512,7 @@ impl Walker {
             self.fetch_event()?;
             self.mend_abort(step.flow);
         }
-        self.look_for_event()?;
-        Ok(self.settle())
+        self.settle()
     }
 }
 

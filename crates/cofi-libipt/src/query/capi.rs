@@ -174,7 +174,8 @@ pub unsafe extern "C" fn pt_qry_event(
         if event.is_null() || size < Event::LEAST {
             return Err(Error::Invalid);
         }
-        let (found, behind) = decoder.synchronised()?.event()?;
+        let mut found = Event::default();
+        let behind = decoder.synchronised()?.event(&mut found)?;
         // SAFETY: there is room, as the caller says.
         unsafe { put_sized(event, size, &found) };
         behind?;

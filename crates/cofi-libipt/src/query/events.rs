@@ -3,14 +3,14 @@
 use cofi_packet::intel::Kind;
 
 use super::header::exec_mode;
-use super::{Next, Query, Reader, Told};
+use super::{Behind, Next, Query, Reader, Told};
 use crate::error::Error;
 use crate::event::{Event, ptev};
 use crate::packets::Packet;
 
 impl Query {
-    /// The next event, and the error that reading ahead behind it found.
-    pub(crate) fn event(&mut self) -> Result<Told, Error> {
+    /// The next event, which is written where it is to be kept, and the error that reading ahead behind it found.
+    pub(crate) fn event(&mut self, told: &mut Event) -> Result<Behind, Error> {
         if self.tnt_left > 0 {
             return Err(Error::BadQuery);
         }
@@ -19,16 +19,21 @@ impl Query {
                 self.asked_at = self.clock.moment();
             }
             let packet = self.packet;
-            let (event, behind) = match self.next {
-                Next::Status => self.status_update(),
-                Next::Tip if !self.at_tip.is_empty() => self.at_tip(&packet),
-                Next::Event => match self.of_packet(&packet)? {
-                    Some(found) => found,
-                    None => continue,
-                },
+            match (self.next, packet.kind) {
+                (Next::Event, Kind::TipPge) => return self.enabling(&packet, told),
+                (Next::Event, Kind::TipPgd) => return Ok(self.disabling(&packet, told)),
+                (Next::Event, _) => {
+                    if let Some((event, behind)) = self.of_packet(&packet)? {
+                        *told = event;
+                        return Ok(behind);
+                    }
+                }
+                (Next::Status, _) => return Ok(self.status_update(told)),
+                (Next::Tip, _) if !self.at_tip.is_empty() => {
+                    return Ok(self.at_tip(&packet, told));
+                }
                 _ => return Err(self.no_answer(Reader::Event)),
-            };
-            return Ok((event, behind));
+            }
         }
     }
 
@@ -44,41 +49,39 @@ impl Query {
     }
 
     /// What a PSB+ told of.
-    fn status_update(&mut self) -> Told {
+    fn status_update(&mut self, told: &mut Event) -> Behind {
         let event = self.at_psbend.pop().unwrap_or_default();
-        let event = self.stamped(event.at(self.last_ip.get().ok()));
-        let behind = match self.at_psbend.is_empty() {
+        *told = self.stamped(event);
+        told.set_ip(self.last_ip.get().ok());
+        match self.at_psbend.is_empty() {
             true => self.ahead(),
             false => Ok(()),
-        };
-        (event, behind)
+        }
     }
 
     /// An event that binds to a TIP. The TIP answers a question afterwards, unless it is that of an asynchronous branch.
-    fn at_tip(&mut self, packet: &Packet) -> Told {
+    fn at_tip(&mut self, packet: &Packet, told: &mut Event) -> Behind {
         let mut last_ip = self.last_ip;
         let ip = last_ip.told(packet);
-        let event = self.at_tip.pop().unwrap_or_default();
-        self.consume |= event.kind == ptev::ASYNC_BRANCH;
-        let event = event.at(ip);
-        let mut behind = Ok(());
+        *told = self.at_tip.pop().unwrap_or_default();
+        told.set_ip(ip);
+        self.consume |= told.kind == ptev::ASYNC_BRANCH;
         if self.at_tip.is_empty() && std::mem::take(&mut self.consume) {
             self.last_ip = last_ip;
             self.go(self.at() + packet.len());
-            behind = self.ahead();
+            return self.ahead();
         }
-        (event, behind)
+        Ok(())
     }
 
-    /// An event that the packet makes at once; none if it binds to a later packet.
+    /// An event that the packet makes at once, which turns tracing neither on nor off; none if it binds to a later packet.
+    #[inline(never)]
     fn of_packet(&mut self, packet: &Packet) -> Result<Option<Told>, Error> {
         let [first, second] = packet.payload();
         let clock = self.clock.moment();
         // (Power events and PTW have no time in libipt.)
         let update = |kind, variant| clock.stamp(Event::new(kind, variant));
         let alone = match packet.kind {
-            Kind::TipPge => return self.enabling(packet).map(Some),
-            Kind::TipPgd => return Ok(Some(self.disabling(packet))),
             Kind::Fup => return Ok(Some(self.at_fup(packet))),
             Kind::Ovf => return self.overflow(),
             Kind::ModeExec => {
@@ -164,49 +167,51 @@ impl Query {
     }
 
     /// Tracing is on: that first, and what waits for the address behind it.
-    fn enabling(&mut self, packet: &Packet) -> Result<Told, Error> {
+    #[inline]
+    fn enabling(&mut self, packet: &Packet, told: &mut Event) -> Result<Behind, Error> {
         let mut last_ip = self.last_ip;
         let ip = last_ip.told(packet).ok_or(Error::BadPacket)?;
-        let event = match self.begun {
-            true => self.at_tip.pop().unwrap_or_default(),
-            false => self.stamped(Event::new(ptev::ENABLED, [0; 3])),
-        };
-        if event.kind == ptev::ASYNC_BRANCH {
-            return Err(Error::BadContext);
+        if self.begun {
+            *told = self.at_tip.pop().unwrap_or_default();
+            if told.kind == ptev::ASYNC_BRANCH {
+                return Err(Error::BadContext);
+            }
+            told.set_ip(Some(ip));
+        } else {
+            *told = self.stamped(Event::new(ptev::ENABLED, [ip, 0, 0]));
         }
         self.begun = true;
         self.enabled = true;
-        let event = event.at(Some(ip));
-        Ok((event, self.end_of_tip(packet, last_ip)))
+        Ok(self.end_of_tip(packet, last_ip))
     }
 
     /// Tracing is off: what waits for the address, or that alone.
-    fn disabling(&mut self, packet: &Packet) -> Told {
+    #[inline]
+    fn disabling(&mut self, packet: &Packet, told: &mut Event) -> Behind {
         let mut last_ip = self.last_ip;
         let ip = last_ip.told(packet);
-        let event = match self.at_tip.pop() {
-            Some(event) if event.kind == ptev::ASYNC_BRANCH => Event {
-                kind: ptev::ASYNC_DISABLED,
-                ..event
-            },
+        match self.at_tip.pop() {
+            Some(event) if event.kind == ptev::ASYNC_BRANCH => {
+                *told = event;
+                told.kind = ptev::ASYNC_DISABLED;
+                told.set_ip(ip);
+            }
             // What else waits there gets no address.
             Some(event) => {
-                self.enabled = false;
-                return (event.at(None), self.end_of_tip(packet, last_ip));
+                *told = event;
+                told.set_ip(None);
             }
-            None => self.stamped(Event::new(ptev::DISABLED, [0; 3])),
-        };
+            None => {
+                *told = self.stamped(Event::new(ptev::DISABLED, [0; 3]));
+                told.set_ip(ip);
+            }
+        }
         self.enabled = false;
-        let event = event.at(ip);
-        (event, self.end_of_tip(packet, last_ip))
+        self.end_of_tip(packet, last_ip)
     }
 
     /// Goes on behind a TIP.PGE or TIP.PGD when nothing waits for it any more.
-    fn end_of_tip(
-        &mut self,
-        packet: &Packet,
-        last_ip: crate::last_ip::LastIp,
-    ) -> Result<(), Error> {
+    fn end_of_tip(&mut self, packet: &Packet, last_ip: crate::last_ip::LastIp) -> Behind {
         if !self.at_tip.is_empty() {
             return Ok(());
         }

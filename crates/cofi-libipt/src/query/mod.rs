@@ -51,10 +51,13 @@ pub(crate) enum Reader {
 }
 
 /// An address, if one is told, and the error that reading ahead behind it found.
-pub(crate) type Answer = (Option<u64>, Result<(), Error>);
+pub(crate) type Answer = (Option<u64>, Behind);
+
+/// The error that reading ahead behind something found.
+pub(crate) type Behind = Result<(), Error>;
 
 /// An event, and the error that reading ahead behind it found.
-pub(crate) type Told = (Event, Result<(), Error>);
+pub(crate) type Told = (Event, Behind);
 
 /// `struct pt_query_decoder`.
 pub struct Query {
@@ -457,11 +460,14 @@ impl Query {
     /// Reads a short TNT behind which another one stands; `false` if it is something else.
     #[inline(always)]
     pub(crate) fn take_tnt_of_two(&mut self) -> bool {
+        if !self.wants_tnt() {
+            return false;
+        }
         let at = self.at();
         let Some(&[first, second]) = self.config.bytes().get(at..at + 2) else {
             return false;
         };
-        if !self.wants_tnt() || !is_short_tnt(first) || !is_short_tnt(second) {
+        if !is_short_tnt(first) || !is_short_tnt(second) {
             return false;
         }
         self.asked_at = self.clock.moment();
@@ -472,9 +478,6 @@ impl Query {
 
     /// Reads the TNT packet at which the decoder stands.
     pub(crate) fn take_tnt(&mut self) -> Result<(), Error> {
-        if self.take_tnt_of_two() {
-            return Ok(());
-        }
         if !matches!(self.next, Next::Tnt) {
             return Err(self.no_answer(Reader::CondBranch));
         }
