@@ -12,7 +12,7 @@ use datafusion::execution::{
     DiskManager, SendableRecordBatchStream, SessionState, SessionStateBuilder,
 };
 use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Volatility, create_udf};
-use datafusion::physical_plan::joins::HashJoinExec;
+use datafusion::physical_plan::joins::{HashJoinExec, SortMergeJoinExec};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::{SQLOptions, SessionConfig, SessionContext};
@@ -147,10 +147,10 @@ impl Engine {
         self.context.execute_logical_plan(plan).await
     }
 
-    /// Runs a statement: the same as executing what [`run`](Self::run) plans, but that a join of which no side fits in memory does not fail.
+    /// Runs a statement: the same as executing what [`run`](Self::run) plans, but that a join by equal values may succeed of which no side fits in memory.
     ///
-    /// A join is by a table of one side, as that is fastest. Where it has no room, the statement is run anew with joins by sorting, which can write to
-    /// files. (Until then it has given no rows: such a table is whole before the first.)
+    /// A join is by a table of one side, as that is fastest. Where it has no room, and the statement has given no rows yet, that is run anew with joins by
+    /// sorting, which can write to files.
     ///
     /// # Errors
     /// When the statement is wrong, or fails before its first rows.
@@ -158,14 +158,17 @@ impl Engine {
         let frame = self.run(statement).await?;
         let (logical, task) = (frame.logical_plan().clone(), frame.task_ctx());
         let plan = frame.create_physical_plan().await?;
-        let rows = begin(execute_stream(plan.clone(), Arc::new(task))?).await;
-        match rows {
-            Err(error) if is_exhausted(&error) && joins_by_tables(&plan) => {
-                let state = self.joining_by_sorting();
-                let plan = state.create_physical_plan(&logical).await?;
-                begin(execute_stream(plan, state.task_ctx())?).await
-            }
-            rows => rows,
+        let error = match begin(execute_stream(plan.clone(), Arc::new(task))?).await {
+            Err(error) if is_exhausted(&error) && has::<HashJoinExec>(&plan) => error,
+            rows => return rows,
+        };
+        // It may hold the table of a join that had room.
+        drop(plan);
+        let state = self.joining_by_sorting();
+        let plan = state.create_physical_plan(&logical).await?;
+        match has::<SortMergeJoinExec>(&plan) {
+            true => begin(execute_stream(plan, state.task_ctx())?).await,
+            false => Err(error),
         }
     }
 
@@ -176,11 +179,14 @@ impl Engine {
         config.options_mut().optimizer.prefer_hash_join = false;
         // DataFusion joins by sorting only where it may divide the work. All sides merge what they have sorted at the same time, and hold a batch of
         // each file.
-        let partitions = config.target_partitions().max(2);
+        let before = config.target_partitions();
+        let partitions = before.max(2);
         let rows = config.batch_size().min(ROWS_IN_LITTLE_MEMORY);
+        let reserved = config.options().execution.sort_spill_reservation_bytes;
         *config = std::mem::take(config)
             .with_target_partitions(partitions)
-            .with_batch_size(rows);
+            .with_batch_size(rows)
+            .with_sort_spill_reservation_bytes(reserved / partitions * before);
         state
     }
 
@@ -217,9 +223,9 @@ fn is_exhausted(error: &DataFusionError) -> bool {
     matches!(error.find_root(), DataFusionError::ResourcesExhausted(_))
 }
 
-/// Whether a plan has a join by a table of one side.
-fn joins_by_tables(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    plan.is::<HashJoinExec>() || plan.children().into_iter().any(joins_by_tables)
+/// Whether an operator is part of a plan.
+fn has<T: ExecutionPlan>(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.is::<T>() || plan.children().into_iter().any(has::<T>)
 }
 
 /// The functions of single values.

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::error::DataFusionError;
-use futures::FutureExt;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::{FutureExt, StreamExt};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -86,6 +87,7 @@ pub(super) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send
     }
     // From here on: whoever types Ctrl-C before an answer has begun means that answer, not the program.
     let mut interrupts = signal(SignalKind::interrupt())?;
+    std::thread::spawn(hear_signals);
     writeln!(out, "Type \\? for help.")?;
     out.flush()?;
     loop {
@@ -109,8 +111,9 @@ pub(super) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send
             _ => {
                 // Who does not want to wait for the rest is asked for the next statement.
                 let answered = tokio::select! {
-                    answered = answer(engine, line, form, out) => Some(answered),
+                    biased;
                     _ = interrupts.recv() => None,
+                    answered = answer(engine, line, form, out) => Some(answered),
                 };
                 let told = match answered {
                     Some(Ok(())) => None,
@@ -135,6 +138,21 @@ pub(super) async fn run(engine: &Engine, form: Form, out: &mut (dyn Write + Send
     Ok(())
 }
 
+/// Hears signals for all of the program: the threads of its runtime, which would, may all compute.
+fn hear_signals() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    // Without that, Ctrl-C may wait.
+    if let Ok(runtime) = runtime {
+        runtime.block_on(async {
+            if let Ok(mut interrupts) = signal(SignalKind::interrupt()) {
+                while interrupts.recv().await.is_some() {}
+            }
+        });
+    }
+}
+
 async fn answer(
     engine: &Engine,
     text: &str,
@@ -147,6 +165,13 @@ async fn answer(
         let begun = SpawnedTask::spawn(async move { engine.rows(statement).await });
         let rows = begun.join_unwind().await;
         let rows = rows.map_err(|error| DataFusionError::External(Box::new(error)))??;
+        // Between batches it is seen whether Ctrl-C was typed.
+        let schema = rows.schema();
+        let rows = rows.then(async |batch| {
+            tokio::task::yield_now().await;
+            batch
+        });
+        let rows = Box::pin(RecordBatchStreamAdapter::new(schema, rows));
         write(rows, form, out).await?;
     }
     Ok(())
