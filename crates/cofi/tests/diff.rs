@@ -5,6 +5,7 @@ mod common;
 use common::{DYNAMIC, Ran, STATIC, Scratch, cofi, has_qemu, run};
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -462,8 +463,24 @@ fn gaps_are_never_the_same() {
     let psbs: Vec<usize> = (0..bytes.len() - 16)
         .filter(|at| bytes[*at..].starts_with(&[2, 0x82].repeat(8)))
         .collect();
-    // Right behind a PSB, and far from the next, there is nothing else than packets.
-    let far = psbs.windows(2).filter(|pair| pair[1] - pair[0] > 400);
+    // What is overwritten is packets alone: it lies in one piece of the trace, of which a record of type 71 and 48 bytes tells how long it is.
+    let begins = |at: &usize| {
+        bytes[*at..].starts_with(&[71, 0, 0, 0]) && bytes[at + 6..].starts_with(&[48, 0])
+    };
+    let pieces: Vec<_> = (0..bytes.len() - 48)
+        .filter(begins)
+        .map(|at| {
+            let len = bytes[at + 8..at + 16]
+                .try_into()
+                .map_or(0, u64::from_le_bytes);
+            at + 48..(at + 48).saturating_add(len as usize)
+        })
+        .collect();
+    let far = psbs.windows(2).filter(|pair| {
+        let is_within =
+            |piece: &Range<usize>| piece.contains(&pair[0]) && pair[0] + 100 <= piece.end;
+        pair[1] - pair[0] > 400 && pieces.iter().any(is_within)
+    });
     let far: Vec<usize> = far.map(|pair| pair[0]).collect();
     let middle = far[far.len() / 2];
     bytes[middle + 40..middle + 100].fill(0xff);
