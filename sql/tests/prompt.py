@@ -45,11 +45,13 @@ class Terminal:
         before, self.seen = self.seen.split(text, 1)
         return before
 
-    def interrupt(self):
-        """Types Ctrl-C once a statement is being answered: what the terminal does with it is the program's until the line has been read."""
-        self.wait_for(LINE_READ)
+    def interrupt(self, *texts):
+        """Types Ctrl-C once a statement is being answered and these texts have come: until the line has been read, what the terminal does with it is the program's."""
+        for text in (LINE_READ, *texts):
+            self.wait_for(text)
         self.type("\x03")
         self.wait_for("cofi: interrupted")
+        self.wait_for("cofi> ")
 
     def type(self, keys):
         os.write(self.side, keys.encode())
@@ -83,14 +85,9 @@ class Prompt(unittest.TestCase):
             rows = "instructions() AS a, instructions() AS b, instructions() AS c"
             terminal.type(f"SELECT sum(a.ip + b.ip + c.ip) FROM {rows};\r")
             terminal.interrupt()
-            terminal.wait_for("cofi> ")
             # Nor where rows come all the time.
             terminal.type("SELECT a.ip AS row FROM instructions() AS a, instructions() AS b;\r")
-            terminal.wait_for(LINE_READ)
-            terminal.wait_for('{"row":')
-            terminal.type("\x03")
-            terminal.wait_for("cofi: interrupted")
-            terminal.wait_for("cofi> ")
+            terminal.interrupt('{"row":')
             terminal.type("SELECT 50 + 5 AS answer;\r")
             terminal.wait_for('{"answer":55}')
             terminal.wait_for("cofi> ")
